@@ -110,7 +110,7 @@ def float_of(a):
     return name if name in _FLOATS else "float32"
 
 
-def float_name(dtype, default, valid="out_dtype is {}; valid are float32, float16, bfloat16 and nvfp4"):
+def float_name(dtype, default, valid="out_dtype is {}; valid are float32, float16 and bfloat16, and nvfp4 for swiglu"):
     """The name of a float type that results can have."""
     name = default if dtype is None else dtype_name(dtype)
     if name not in _FLOATS:

@@ -9,10 +9,13 @@ import sys
 
 import torch
 
+from . import _dualgemm
+from ._arrays import is_followed
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
 from ._ops import Experts, Linear, Mlp, Weights
 from ._plain import are_plain_experts, is_plain_mlp
+from ._threads import follow
 from .errors import Error, OperandError, UnsupportedError
 
 #: Children of a gated MLP: gate and up, or both in one, and down.
@@ -27,10 +30,10 @@ GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 class PatchReport:
     """What :func:`patch_model` did: ``replaced`` and ``left`` say of modules by name what they are now and why they stayed;
     ``unused`` lists modules of the checkpoint that the model has no place for; ``attention`` is "dualgemm" if transformers'
-    ``sdpa`` is :func:`attend` now, None if that stayed."""
+    ``sdpa`` is :func:`attend` now, None if that stayed; ``layers`` is how many decoder layers take a token in one call."""
 
     def __init__(self):
-        self.replaced, self.left, self.unused, self.attention = {}, {}, [], None
+        self.replaced, self.left, self.unused, self.attention, self.layers = {}, {}, [], None, 0
 
     def __repr__(self):
         counts = {}
@@ -45,22 +48,44 @@ class PatchReport:
             text += f"; unused {len(self.unused)} of the checkpoint: {self.unused[0]}{', …' if len(self.unused) > 1 else ''}"
         if self.attention:
             text += f"; attention by {self.attention}"
+        if self.layers:
+            text += f"; {self.layers} layers take a token in one call"
         return text + ">"
 
 
 def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **more):
-    """transformers' ``sdpa``, but for one token that needs no mask, whose heads that share keys are rows of one product. Asked
-    to share keys (``enable_gqa``), torch takes five times as long for it on a processor, in bf16."""
+    """transformers' ``sdpa``, but on a processor for one token that needs no mask, whose heads that share keys are rows of one
+    product, and for a prompt in bf16 without a cache before it. Asked to share keys (``enable_gqa``), torch takes five times as
+    long for the one in bf16, and for the other three times as long as :mod:`dualgemm`, where that has instructions for bf16."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     batch, heads, rows, _ = query.shape
     grouped = heads > key.shape[1] and heads % key.shape[1] == 0
     plain = attention_mask is None and more.get("softcap") is None and more.get("position_bias") is None
+    if plain and rows > 1 and not dropout and not torch.compiler.is_compiling():
+        causal = more.get("is_causal")
+        if getattr(module, "is_causal", True) if causal is None else causal:
+            out = attend_prompt(query, key, value, scaling)
+            if out is not None:
+                return out, None
     if torch.compiler.is_compiling() or rows != 1 or not (grouped and plain and query.is_cpu):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     query = query.reshape(batch, key.shape[1], heads // key.shape[1], query.shape[-1])
     c = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
     return c.reshape(batch, 1, heads, value.shape[-1]), None
+
+
+def attend_prompt(query, key, value, scaling):
+    """Causal attention of all tokens that there are, ``[1, rows, heads, dim]``; None if torch has to compute it."""
+    batch, heads, rows, dim = query.shape
+    if batch != 1 or not query.is_cpu or any(is_followed(torch, t) for t in (query, key, value)):
+        return None
+    if heads % key.shape[1] or key.shape[1] != value.shape[1]:
+        return None
+    follow(torch)
+    out = query.new_empty((1, rows, heads, dim))
+    done = _dualgemm.attend_causal(query, key, value, dim**-0.5 if scaling is None else scaling, out)
+    return out if done else None
 
 
 def take_attention(model):
@@ -442,4 +467,8 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
         setattr(model.get_submodule(parent), last, step.make())
         report.replaced[step.name] = step.what
     report.attention = take_attention(model)
+    if report.attention:
+        from .decoder import take_layers
+
+        report.layers = take_layers(model)
     return report

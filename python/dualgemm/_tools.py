@@ -77,9 +77,9 @@ def validate(checkpoint, **reading):
 def quantize_model(model, out, *, producer="modelopt", search=None, separate_scales=False, skip=(), calibration=None):
     """Quantizes the linear layers of a model, a directory or file of safetensors, to nvfp4 and writes it to ``out``, a new
     directory or a .safetensors file, as ``dualgemm quantize``: bit for bit as ``producer`` does, modelopt,
-    compressed-tensors, torchao, te or ggml. ``search="mse"`` chooses block scales of least squared error;
-    ``separate_scales`` gives each tensor a scale of its own, where engines read several as one; ``skip`` are parts of names
-    whose tensors stay in floats. ``calibration``, a path or what :func:`calibrate` returned, adds input scales, by which
+    compressed-tensors, torchao, te or ggml. ``search="mse"`` chooses block scales of least squared error (None or
+    "plain": as the producer does); ``separate_scales`` gives each tensor a scale of its own, where engines read several as
+    one; ``skip`` are parts of names whose tensors stay in floats. ``calibration``, a path or what :func:`calibrate` returned, adds input scales, by which
     activations can be quantized too (W4A4). The report lists tensors with their errors."""
     if hasattr(calibration, "save"):
         with tempfile.TemporaryDirectory() as directory:
@@ -98,6 +98,7 @@ def quantize_model(model, out, *, producer="modelopt", search=None, separate_sca
             except Error as error:
                 # The file is gone when this is read.
                 raise type(error)(str(error).replace(path, "calibration")) from None
+    search = None if search == "plain" else search
     more = [f"--skip={text}" for text in ([skip] if isinstance(skip, str) else skip)]
     options = {"producer": producer, "search": search, "separate_scales": separate_scales, "calibration": calibration}
     return _run("quantize", model, out, rows=_tensors, more=more, **options)

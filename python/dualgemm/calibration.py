@@ -122,6 +122,8 @@ def calibrate(model, batches):
     calibration=...)`` writes the scales; checkpoints with them can be used with ``quantize_a="static"``. The model is left as
     it was.
     """
+    if isinstance(batches, (str, bytes, torch.Tensor, dict)):
+        raise TypeError(f"batches is a {type(batches).__name__}; several are needed, as in [batch]")
     observer = _Observer(model)
     try:
         count = 0
@@ -132,8 +134,11 @@ def calibrate(model, batches):
                     model(batch)
                 elif isinstance(batch, tuple):
                     model(*batch)
-                else:
+                elif hasattr(batch, "keys"):
                     model(**batch)
+                else:
+                    kind = type(batch).__name__
+                    raise TypeError(f"a batch is a {kind}; a tensor, a dictionary or a tuple is needed")
     finally:
         observer.remove()
     if not count:

@@ -64,8 +64,8 @@ class Packed(torch.nn.Module):
             return
         # Left out, the weights would be missing from what is saved, and nobody would know before it is loaded.
         raise UnsupportedError(
-            f"{prefix.rstrip('.') or type(self).__name__}: {self._names()} are packed for kernels and cannot be saved; "
-            "the checkpoint that they come from holds them: load the model and call patch_model or patch_mlp again"
+            f"{prefix.rstrip('.') or type(self).__name__}: {self._names()}, packed for kernels, cannot be saved; "
+            "the checkpoint that it comes from holds it: load the model and call patch_model or patch_mlp again"
         )
 
 

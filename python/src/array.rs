@@ -210,6 +210,20 @@ impl<'py> Array<'py> {
         })
     }
 
+    /// The memory from the first element to the last one, if no stride is negative.
+    pub fn as_span<T>(&self) -> Option<&[T]> {
+        debug_assert_eq!(size_of::<T>(), self.dtype.size());
+        let forward =
+            self.len() > 0 && self.strides.iter().all(|&stride| stride >= 0) && self.is_aligned::<T>();
+        let steps = self.shape.iter().zip(&self.strides);
+        forward.then(|| {
+            let last: isize = steps.map(|(&extent, &stride)| (extent as isize - 1) * stride).sum();
+            // SAFETY: aligned, and the array vouches for its memory, from the first element to the last, and is kept alive; T
+            // takes every bit pattern, also of what lies between elements.
+            unsafe { std::slice::from_raw_parts(self.pointer.cast(), last as usize + 1) }
+        })
+    }
+
     /// Rows that lie in order with elements side by side, as one slice and the distance between rows.
     pub fn as_rows<T>(&self) -> Option<(&[T], usize)> {
         debug_assert_eq!(size_of::<T>(), self.dtype.size());

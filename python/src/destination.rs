@@ -99,21 +99,26 @@ impl<'py> Destination<'py> {
     /// C in this machine's memory.
     pub fn output(&mut self) -> PyResult<OutputMut<'_>> {
         Ok(match self {
-            Self::Float(array) => match array.dtype {
-                Dtype::F32 => OutputMut::F32(array.as_mut_slice("out")?),
-                Dtype::F16 => OutputMut::F16(array.as_mut_slice("out")?),
-                Dtype::Bf16 => OutputMut::Bf16(array.as_mut_slice("out")?),
-                other => {
-                    let message = format!("out: is {other}; float32, float16 or bfloat16 is needed");
-                    return Err(Kind::Operand.raise(message));
-                }
-            },
+            Self::Float(array) => output("out", array)?,
             Self::Nvfp4 { codes, scales, .. } => OutputMut::Nvfp4 {
                 codes: bytes_mut("out codes", codes)?,
                 scales: bytes_mut("out scales", scales)?,
             },
         })
     }
+}
+
+/// An array of floats that can be written.
+pub fn output<'a>(name: &str, array: &'a mut Array<'_>) -> PyResult<OutputMut<'a>> {
+    Ok(match array.dtype {
+        Dtype::F32 => OutputMut::F32(array.as_mut_slice(name)?),
+        Dtype::F16 => OutputMut::F16(array.as_mut_slice(name)?),
+        Dtype::Bf16 => OutputMut::Bf16(array.as_mut_slice(name)?),
+        other => {
+            let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed");
+            return Err(Kind::Operand.raise(message));
+        }
+    })
 }
 
 /// An array of one-byte elements that can be written.

@@ -86,14 +86,41 @@ impl Kind {
         }
     }
 
-    /// An exception of this class.
+    /// An exception of this class, which says the command's options as Python's arguments.
     pub fn raise(self, message: impl Into<String>) -> PyErr {
-        let message = message.into();
+        let message = as_arguments(&message.into());
         Python::attach(|py| match classes(py, self) {
             Ok(class) => PyErr::from_type(class.clone(), message),
             Err(error) => error,
         })
     }
+}
+
+/// A message of the command with `--top-k` said as `top_k`. Other words that begin with two hyphens, such as parts of paths,
+/// stay.
+fn as_arguments(message: &str) -> String {
+    let message = message.strip_suffix("; see dualgemm --help").unwrap_or(message);
+    let mut out = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(at) = rest.find("--") {
+        let (before, option) = (&rest[..at], &rest[at + 2..]);
+        let len = option
+            .find(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'))
+            .unwrap_or(option.len());
+        let begins = before.chars().next_back().is_none_or(|c| c.is_whitespace() || "'`(".contains(c));
+        let name = &option[..len];
+        out.push_str(before);
+        if begins
+            && name.starts_with(|c: char| c.is_ascii_lowercase())
+            && !option[len..].starts_with(['/', '.', '_'])
+        {
+            out.push_str(&name.replace('-', "_"));
+        } else {
+            out.push_str(&rest[at..at + 2 + len]);
+        }
+        rest = &option[len..];
+    }
+    out + rest
 }
 
 /// The class, imported once.

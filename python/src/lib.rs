@@ -3,12 +3,13 @@
 //!
 //! Flow: [`array`] (memory's owner, address, type and strides) → [`operand`] (matrices that borrow it),
 //! [`options`] (what callers say in words), [`checkpoint`] (opened once) → [`weights`], [`linear`], [`mlp`] and [`experts`], all
-//! [`packed`], on [`runners`] that they share or by address on a [`device`], [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
+//! [`packed`], and [`decoder`] of several, on [`runners`] that they share or by address on a [`device`], [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
 
 mod array;
 mod challenge;
 mod checkpoint;
 mod convert;
+mod decoder;
 mod destination;
 mod device;
 mod error;
@@ -39,7 +40,9 @@ fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<linear::Linear>()?;
     module.add_class::<float_linear::FloatLinear>()?;
     module.add_class::<mlp::Mlp>()?;
+    module.add_class::<decoder::DecoderLayer>()?;
     module.add_class::<experts::Experts>()?;
+    module.add_function(wrap_pyfunction!(decoder::attend_causal, module)?)?;
     module.add_function(wrap_pyfunction!(convert::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(convert::dequantize, module)?)?;
     module.add_function(wrap_pyfunction!(convert::scales_len, module)?)?;

@@ -1,6 +1,6 @@
 //! `Linear`: a linear layer in kernel order.
 
-use dualgemm::gemm::{DualGemmDesc, Linear as Operand};
+use dualgemm::gemm::{AFormat, DualGemmDesc, Linear as Operand, OutFormat, QuantizeA};
 use dualgemm::{AnyDesc, AnyWeights, PackedWeights, Target};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -29,6 +29,12 @@ fn pack(linear: &Operand<'_>, input_scale: Option<f32>, target: &Target) -> Resu
 }
 
 impl Linear {
+    /// The problem of `m` rows.
+    pub fn desc(&self, m: usize, a: AFormat, out: OutFormat, quantize_a: QuantizeA) -> DualGemmDesc {
+        let Facts { n, k, format, .. } = self.facts;
+        DualGemmDesc { quantize_a, out, ..DualGemmDesc::linear(m, n, k, a, format) }
+    }
+
     fn make(py: Python<'_>, (packed, facts, has_bias): Parts, target: Target) -> PyResult<Py<Self>> {
         let base = Packed::new(AnyWeights::Product(packed), target, (facts.n, facts.k));
         Py::new(py, PyClassInitializer::from(base).add_subclass(Self { facts, has_bias }))
@@ -120,12 +126,9 @@ impl Linear {
     ) -> PyResult<()> {
         let (source, mut out, this) = (Source::of("a", a)?, Destination::of(out)?, slf.get());
         let quantize_a = this.facts.quantize("quantize_a", quantize_a)?;
-        let Facts { n, k, format, .. } = this.facts;
         let call = Call { source: &source, out: &mut out, stream, choices: None };
-        let computed = slf.as_super().get().compute(slf.py(), call, |m, a, out| {
-            let desc = DualGemmDesc::linear(m, n, k, a, format);
-            AnyDesc::Product(DualGemmDesc { quantize_a, out, ..desc })
-        });
+        let describe = |m, a, out| AnyDesc::Product(this.desc(m, a, out, quantize_a));
+        let computed = slf.as_super().get().compute(slf.py(), call, describe);
         computed.map(drop)
     }
 }

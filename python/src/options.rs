@@ -5,11 +5,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dualgemm::checkpoint::{Checkpoint, GateUpOrder};
-use dualgemm::formats::ScaleLayout;
+use dualgemm::checkpoint::{Checkpoint, GateUpOrder, NibbleOrder};
 use dualgemm::gemm::Activation;
 use dualgemm::{DualGemm, GpuOptions, PackedWeights, Target};
-use dualgemm_cli::args::{self, LayerArgs, NibbleOrderArg};
+use dualgemm_cli::args::LayerArgs;
 use dualgemm_cli::layer::{self, InputScales, Layer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -123,21 +122,15 @@ impl LayerOptions {
             "gate_up_order" => read.gate_up_order = Some(order(&text()?)?),
             "nibble_order" => {
                 read.nibble_order = Some(match text()?.as_str() {
-                    "lo-hi" => NibbleOrderArg::LoHi,
-                    "hi-lo" => NibbleOrderArg::HiLo,
+                    "lo-hi" => NibbleOrder::LoHi,
+                    "hi-lo" => NibbleOrder::HiLo,
                     other => {
                         let message = format!("nibble_order `{other}` is unknown; valid are lo-hi, hi-lo");
                         return Err(Kind::Argument.raise(message));
                     }
                 })
             }
-            "scale_layout" => {
-                read.scale_layout = Some(match layout(&text()?)? {
-                    ScaleLayout::Linear => args::ScaleLayoutArg::Linear,
-                    ScaleLayout::Sf128x4 => args::ScaleLayoutArg::Sf128x4,
-                    ScaleLayout::Sf8x4 => args::ScaleLayoutArg::Sf8x4,
-                });
-            }
+            "scale_layout" => read.scale_layout = Some(layout(&text()?)?),
             _ => return Err(PyTypeError::new_err(format!("unexpected keyword argument '{key}'"))),
         }
         Ok(())

@@ -79,6 +79,11 @@ impl Problem for AnyDesc {
     }
 }
 
+/// Whether a thread does it in less time than others take to wake.
+pub fn is_small(problem: &impl Problem) -> bool {
+    problem.multiplications().is_some_and(|count| count <= SMALL)
+}
+
 /// Locked only with the GIL held and never across Python code, so no fork can happen while it is locked.
 fn take<P: Problem>(_py: Python<'_>, problem: &P, target: &Target) -> Option<P::Runner> {
     let mut waiting = P::waiting().lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,8 +108,10 @@ pub fn run<P: Problem, R: Send>(
     work: impl FnOnce(&mut P::Runner) -> Result<R, Error> + Send,
 ) -> PyResult<R> {
     let pool = pool::current(py)?;
-    let small = problem.multiplications().is_some_and(|count| count <= SMALL);
-    let alone = matches!(target, Target::Cpu(_)) && small;
+    // A thread of the pool does alone what the caller can do without waking it.
+    let one_is_enough =
+        is_small(&problem) || pool.current_num_threads() == 1 && problem.multiplications().is_some();
+    let alone = matches!(target, Target::Cpu(_)) && one_is_enough;
     let threads = Some(if alone { 1 } else { pool.current_num_threads() });
     let target = match target {
         Target::Cpu(options) => Target::Cpu(CpuOptions { threads, ..*options }),

@@ -49,6 +49,16 @@ def test_the_largest_magnitudes_are_those_of_all_batches_exact(dense, dtype):
     assert repr(calibration).startswith("<Calibration of 15 modules in ")
 
 
+def test_what_is_no_list_of_batches_is_told_so(dense):
+    model = load(dense)
+    for batches in ("text", BATCHES[0], {"input_ids": BATCHES[0]}):
+        with pytest.raises(TypeError, match=rf"batches is a {type(batches).__name__}; several are needed, as in \[batch\]"):
+            dualgemm.calibrate(model, batches)
+    with pytest.raises(TypeError, match="a batch is a str; a tensor, a dictionary or a tuple is needed"):
+        dualgemm.calibrate(model, ["a text"])
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_the_files_hold_the_producers_scales_exact(dense, tmp_path):
     model = load(dense, torch.bfloat16)
     calibration = dualgemm.calibrate(model, BATCHES)

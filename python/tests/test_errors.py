@@ -78,8 +78,10 @@ def test_wrong_outputs(weights):
             dualgemm.swiglu(a(), weights, out=out)
     with pytest.raises(OperandError, match="out_dtype asks for float16"):
         dualgemm.swiglu(a(), weights, out=np.empty((2, N), np.float32), out_dtype="float16")
-    with pytest.raises(OperandError, match="valid are float32, float16, bfloat16 and nvfp4"):
+    with pytest.raises(OperandError, match="valid are float32, float16 and bfloat16, and nvfp4 for swiglu"):
         dualgemm.swiglu(a(), weights, out_dtype="int8")
+    with pytest.raises(OperandError, match="out_dtype is nvfp4; valid are float32, float16 and bfloat16, and nvfp4 for swiglu"):
+        dualgemm.linear(a(), np.ones((4, K), np.float32), out_dtype="nvfp4")
 
 
 def test_outputs_with_leading_dimensions_are_not_copied_unseen(weights):
@@ -295,7 +297,11 @@ def test_numbers_below_zero_are_named(layer14, name):
 
 
 def test_errors_are_those_of_the_command(layer14):
-    with pytest.raises(dualgemm.ArgumentError, match="unexpected argument '--no-such'"):
+    with pytest.raises(dualgemm.ArgumentError, match="unexpected argument 'no_such' found$"):
         dualgemm.bench(no_such=True)
+    with pytest.raises(dualgemm.ArgumentError, match="^out_scale_layout: C has no block scales; they come with out_dtype nvfp4$"):
+        dualgemm.run(layer14 / "modelopt-nvfp4", out_scale_layout="128x4")
+    with pytest.raises(dualgemm.CheckpointFileError, match="^/no/--such/file.gguf"):
+        dualgemm.inspect("/no/--such/file.gguf")
     with pytest.raises(dualgemm.CheckpointFileError):
         dualgemm.inspect(pathlib.Path("no-such-file.gguf"))

@@ -68,6 +68,8 @@ def test_simulate_runs_the_hopper_kernel():
 def test_a_model_is_quantized_and_converted(layer14, tmp_path):
     report = dualgemm.quantize_model(layer14 / "mlp-bf16.safetensors", tmp_path / "q", skip=["down_proj"])
     assert len(report["tensors"]) == 2 and report["kept"][0]["why"] == "--skip down_proj"
+    plain = dualgemm.quantize_model(layer14 / "mlp-bf16.safetensors", tmp_path / "plain", skip="down_proj", search="plain")
+    assert plain["tensors"] == report["tensors"]
     better = dualgemm.quantize_model(
         layer14 / "mlp-bf16.safetensors", tmp_path / "mse.safetensors", producer="compressed-tensors", search="mse"
     )

@@ -1,6 +1,6 @@
 //! The interface as C calls it: operands from memory, every format of C, and misuse.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 
 use dualgemm::formats::{FloatMatrix, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize};
@@ -17,6 +17,8 @@ use dualgemm_c::weights::*;
 
 const N: usize = 48;
 const K: usize = 64;
+const CHECKPOINT: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
 
 fn quantized(name: &str, rows: usize, step: f32) -> QuantizedMatrix<'static> {
     let values: Vec<f32> = (0..rows * K).map(|i| (i as f32 * step).sin()).collect();
@@ -62,26 +64,36 @@ fn error() -> String {
     unsafe { CStr::from_ptr(dualgemm_last_error()) }.to_str().unwrap().into()
 }
 
+#[track_caller]
+fn ok(status: dualgemm_status) {
+    assert_eq!(status, dualgemm_status::Ok, "{}", error());
+}
+
+/// A status with a line that has this text in it.
+#[track_caller]
+fn check(status: dualgemm_status, wanted: dualgemm_status, text: &str) {
+    assert_eq!(status, wanted, "{text}: {}", error());
+    assert!(error().contains(text), "{text}: {}", error());
+}
+
 fn weights(gate: &dualgemm_matrix, up: &dualgemm_matrix) -> *mut dualgemm_weights {
     let mut out = null_mut();
     // SAFETY: both describe matrices that are there.
-    let status = unsafe { dualgemm_weights_from_tensors(null(), gate, up, &mut out) };
-    assert_eq!(status, dualgemm_status::Ok, "{}", error());
+    ok(unsafe { dualgemm_weights_from_tensors(null(), gate, up, &mut out) });
     out
 }
 
 fn plan(desc: &dualgemm_desc, weights: *const dualgemm_weights) -> *mut dualgemm_plan {
     let mut out = null_mut();
     // SAFETY: `desc` is a reference, `weights` a handle, and `out` can be written.
-    let status = unsafe { dualgemm_plan_new(desc, weights, &mut out) };
-    assert_eq!(status, dualgemm_status::Ok, "{}", error());
+    ok(unsafe { dualgemm_plan_new(desc, weights, &mut out) });
     out
 }
 
 /// What the facade computes.
-fn wanted(a: &QuantizedMatrix<'_>, gate: &QuantizedMatrix<'_>, up: &QuantizedMatrix<'_>) -> Vec<f32> {
-    let desc = DualGemmDesc::new(a.rows(), N, K, AFormat::Nvfp4, gate.format());
-    let plan = DualGemm::plan(&desc, &Target::default()).unwrap();
+fn wanted([a, gate, up]: [&QuantizedMatrix<'_>; 3], target: &Target) -> Vec<f32> {
+    let desc = DualGemmDesc::new(9, N, K, AFormat::Nvfp4, gate.format());
+    let plan = DualGemm::plan(&desc, target).unwrap();
     let packed = plan.prepack(&GateUp::new(gate.clone(), up.clone())).unwrap();
     plan.run_to_vec(&AOperand::Quantized(a.clone()), &packed).unwrap()
 }
@@ -89,7 +101,7 @@ fn wanted(a: &QuantizedMatrix<'_>, gate: &QuantizedMatrix<'_>, up: &QuantizedMat
 #[test]
 fn operands_from_memory_in_every_layout_exact() {
     let (gate, up, a) = (quantized("gate", N, 0.7), quantized("up", N, 1.3), quantized("a", 5, 0.3));
-    let want = wanted(&a, &gate, &up);
+    let want = wanted([&a, &gate, &up], &Target::default());
     for layout in ScaleLayout::ALL {
         let (gate, up, a) = (
             gate.clone().with_scale_layout(layout),
@@ -102,12 +114,11 @@ fn operands_from_memory_in_every_layout_exact() {
         let mut c = vec![0f32; 5 * N];
         // SAFETY: handles live until they are freed, once each; A and C outlive the runs.
         unsafe {
-            assert_eq!(dualgemm_weights_shape(w, &mut n, &mut k), dualgemm_status::Ok);
+            ok(dualgemm_weights_shape(w, &mut n, &mut k));
             for _ in 0..2 {
                 c.fill(f32::NAN);
                 let out = c.as_mut_ptr().cast::<c_void>();
-                let status = dualgemm_run(p, &matrix(&a), w, out, null_mut(), null_mut(), null_mut());
-                assert_eq!(status, dualgemm_status::Ok, "{}", error());
+                ok(dualgemm_run(p, &matrix(&a), w, out, null_mut(), null_mut(), null_mut()));
                 assert_eq!(c, want);
             }
             assert!(CStr::from_ptr(dualgemm_plan_text(p)).to_str().unwrap().contains("silu"));
@@ -121,27 +132,17 @@ fn operands_from_memory_in_every_layout_exact() {
 #[test]
 fn a_re_quantized_c_comes_with_its_scales_close() {
     let (gate, up, a) = (quantized("gate", N, 0.7), quantized("up", N, 1.3), quantized("a", 3, 0.3));
-    let want = wanted(&a, &gate, &up);
+    let want = wanted([&a, &gate, &up], &Target::default());
     let w = weights(&matrix(&gate), &matrix(&up));
     let p = plan(&dualgemm_desc { c_format: dualgemm_format::Nvfp4 as u32, ..desc(3) }, w);
     let (mut codes, mut scales, mut global) = (vec![0u8; 3 * N / 2], vec![0u8; 3 * N / 16], 0f32);
     // SAFETY: handles live; codes and scales have room for three rows of N features.
-    let status = unsafe {
+    ok(unsafe {
         let out = codes.as_mut_ptr().cast();
         dualgemm_run(p, &matrix(&a), w, out, scales.as_mut_ptr(), &mut global, null_mut())
-    };
-    assert_eq!(status, dualgemm_status::Ok, "{}", error());
-    let c = QuantizedMatrix::new(
-        "c",
-        dualgemm::formats::BlockFormat::Nvfp4,
-        3,
-        N,
-        codes,
-        scales,
-        ScaleLayout::Linear,
-        dualgemm::formats::GlobalScale::multiplier(global),
-    )
-    .unwrap();
+    });
+    let (linear, global) = (ScaleLayout::Linear, dualgemm::formats::GlobalScale::multiplier(global));
+    let c = QuantizedMatrix::new("c", gate.format(), 3, N, codes, scales, linear, global).unwrap();
     let (mut off, mut all) = (0.0, 0.0);
     for (at, &want) in want.iter().enumerate() {
         off += (c.value(at / N, at % N) - f64::from(want)).powi(2);
@@ -169,10 +170,6 @@ fn misuse_is_a_status_and_a_line() {
     };
     let a = matrix(&a);
     use dualgemm_status::{Argument, Checkpoint, Operand, Unsupported};
-    let check = |status: dualgemm_status, wanted, text: &str| {
-        assert_eq!(status, wanted, "{text}: {}", error());
-        assert!(error().contains(text), "{text}: {}", error());
-    };
     // SAFETY: every pointer is null or valid.
     unsafe {
         check(run(&a, null_mut(), null_mut()), Argument, "c: is null");
@@ -186,40 +183,20 @@ fn misuse_is_a_status_and_a_line() {
         check(run(&dualgemm_matrix { k: 32, ..a }, out, null_mut()), Operand, "[3, 32]");
         check(run(&dualgemm_matrix { rows: usize::MAX, ..a }, out, null_mut()), Argument, "address space");
         check(run(&dualgemm_matrix { rows: 0, ..a }, out, null_mut()), Operand, "has 0 rows");
-        check(dualgemm_weights_from_tensors(null(), null(), null(), &mut none), Argument, "gate: is null");
-        check(
-            dualgemm_weights_from_tensors(null(), &matrix(&gate), &a, &mut none),
-            Operand,
-            "one format and shape",
-        );
+        let mut pack = |target: &CStr, gate: *const dualgemm_matrix, up| {
+            dualgemm_weights_from_tensors(target.as_ptr(), gate, up, &mut none)
+        };
+        check(pack(c"cpu", null(), null()), Argument, "gate: is null");
+        check(pack(c"cpu", &matrix(&gate), &a), Operand, "one format and shape");
+        check(pack(c"gpu", &a, &a), Argument, "\"gpu\"; valid are cpu, cuda, cuda:N");
         check(dualgemm_weights_from_tensors(null(), &a, &a, null_mut()), Argument, "out: is null");
-        check(
-            dualgemm_weights_from_checkpoint(null(), null(), 0, 0, 1, &mut none),
-            Argument,
-            "path: is null",
-        );
-        let gpu = c"gpu".as_ptr();
-        check(
-            dualgemm_weights_from_tensors(gpu, &a, &a, &mut none),
-            Argument,
-            "\"gpu\"; valid are cpu, cuda, cuda:N",
-        );
-        check(
-            dualgemm_weights_from_checkpoint(c"cpu".as_ptr(), c"no.gguf".as_ptr(), 0, 0, 1, &mut none),
-            Checkpoint,
-            "no.gguf",
-        );
-        check(dualgemm_plan_new(&dualgemm_desc { m: 0, ..desc(1) }, w, &mut null_mut()), Operand, "M is 0");
-        check(
-            dualgemm_plan_new(&dualgemm_desc { c_format: 4, ..desc(1) }, w, &mut null_mut()),
-            Argument,
-            "Mxfp4",
-        );
-        check(
-            dualgemm_plan_new(&dualgemm_desc { quantize_a: f32::NAN, ..desc(1) }, w, &mut null_mut()),
-            Operand,
-            "already",
-        );
+        let mut read = |path| dualgemm_weights_from_checkpoint(c"cpu".as_ptr(), path, 0, 0, 1, &mut none);
+        check(read(null()), Argument, "path: is null");
+        check(read(c"no.gguf".as_ptr()), Checkpoint, "no.gguf");
+        let planned = |desc: dualgemm_desc| dualgemm_plan_new(&desc, w, &mut null_mut());
+        check(planned(dualgemm_desc { m: 0, ..desc(1) }), Operand, "M is 0");
+        check(planned(dualgemm_desc { c_format: 4, ..desc(1) }), Argument, "Mxfp4");
+        check(planned(dualgemm_desc { quantize_a: f32::NAN, ..desc(1) }), Operand, "already");
     }
     assert!(none.is_null());
     // SAFETY: null is fine, and each handle is given back once.
@@ -234,34 +211,28 @@ fn misuse_is_a_status_and_a_line() {
 
 #[test]
 fn ranks_read_their_share_and_blocks_are_not_split() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
-    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let path = CString::new(CHECKPOINT).unwrap();
     let (mut w, mut n) = (null_mut(), 0);
     // SAFETY: `path` is a string, `w` and `n` can be written, and the handle is freed once.
     unsafe {
-        let status = dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 1, 2, &mut w);
-        assert_eq!(status, dualgemm_status::Ok, "{}", error());
+        ok(dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 1, 2, &mut w));
         dualgemm_weights_shape(w, &mut n, null_mut());
         assert_eq!(n, 768);
         dualgemm_weights_free(w);
-        let status = dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 0, 5, &mut w);
-        assert_eq!(status, dualgemm_status::Operand);
-        assert!(w.is_null());
+        // In the end so many that as many blocks of features have no number.
+        for (ranks, text) in
+            [(5, "K = 1536 cannot be split over 5 ranks"), ((1 << 60) + 1, "cannot be split over")]
+        {
+            let status = dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 0, ranks, &mut w);
+            check(status, dualgemm_status::Operand, text);
+            assert!(w.is_null());
+        }
     }
-    assert!(error().contains("K = 1536 cannot be split over 5 ranks"), "{}", error());
-    // So many that as many blocks of features have no number.
-    let many = (1 << 60) + 1;
-    // SAFETY: `path` is a string and `w` can be written.
-    let status = unsafe { dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 0, many, &mut w) };
-    assert_eq!((status, w.is_null()), (dualgemm_status::Operand, true));
-    assert!(error().contains("cannot be split over"), "{}", error());
 }
 
 #[test]
 fn the_activation_is_the_checkpoints_unless_one_is_asked_for() {
-    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
+    let source = std::path::Path::new(CHECKPOINT);
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(source.join(file), dir.path().join(file)).unwrap();
@@ -270,12 +241,12 @@ fn the_activation_is_the_checkpoints_unless_one_is_asked_for() {
     let load = |act: &str, w: &mut *mut dualgemm_weights| {
         let config = config.replace("\"silu\"", act);
         std::fs::write(dir.path().join("config.json"), config).unwrap();
-        let path = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
+        let path = CString::new(dir.path().to_str().unwrap()).unwrap();
         // SAFETY: `path` is a string and `w` can be written.
         unsafe { dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 0, 1, w) }
     };
     let mut w = null_mut();
-    assert_eq!(load("\"gelu_pytorch_tanh\"", &mut w), dualgemm_status::Ok, "{}", error());
+    ok(load("\"gelu_pytorch_tanh\"", &mut w));
     for (asked, act) in
         [(None, "gelu-tanh"), (Some(c"relu2"), "relu2"), (Some(c"clamped-silu:3"), "clamped-silu:3")]
     {
@@ -290,24 +261,20 @@ fn the_activation_is_the_checkpoints_unless_one_is_asked_for() {
     let swish = dualgemm_desc { activation: c"swish".as_ptr(), ..desc(1) };
     // SAFETY: the description and the handle are there; the handle is freed once.
     unsafe {
-        assert_eq!(dualgemm_plan_new(&swish, w, &mut null_mut()), dualgemm_status::Argument);
+        let status = dualgemm_plan_new(&swish, w, &mut null_mut());
+        check(status, dualgemm_status::Argument, "activation `swish` is unknown; valid are silu");
         dualgemm_weights_free(w);
     }
-    assert!(error().contains("activation `swish` is unknown; valid are silu"), "{}", error());
     // One that is not implemented is a fault of plans that do not ask for another.
-    assert_eq!(load("\"mish\"", &mut w), dualgemm_status::Ok, "{}", error());
+    ok(load("\"mish\"", &mut w));
     let asked = plan(&dualgemm_desc { activation: c"relu2".as_ptr(), ..desc(1) }, w);
     // SAFETY: the description and the handles are there; the handles are freed once.
     unsafe {
         dualgemm_plan_free(asked);
-        assert_eq!(dualgemm_plan_new(&desc(1), w, &mut null_mut()), dualgemm_status::Checkpoint);
+        let text = "config.json: hidden_act is \"mish\", which is not implemented; valid is silu";
+        check(dualgemm_plan_new(&desc(1), w, &mut null_mut()), dualgemm_status::Checkpoint, text);
         dualgemm_weights_free(w);
     }
-    assert!(
-        error().contains("config.json: hidden_act is \"mish\", which is not implemented; valid is silu"),
-        "{}",
-        error()
-    );
 }
 
 const SIM: &CStr = c"sim:sm_90a";
@@ -317,9 +284,8 @@ fn on_device(bytes: &[u8]) -> *mut c_void {
     let mut out = null_mut();
     // SAFETY: the target is a string, `out` can be written, and `bytes` are as many as is said.
     unsafe {
-        assert_eq!(dualgemm_device_alloc(SIM.as_ptr(), bytes.len(), &mut out), dualgemm_status::Ok);
-        let status = dualgemm_device_write(SIM.as_ptr(), out, bytes.as_ptr().cast(), bytes.len());
-        assert_eq!(status, dualgemm_status::Ok, "{}", error());
+        ok(dualgemm_device_alloc(SIM.as_ptr(), bytes.len(), &mut out));
+        ok(dualgemm_device_write(SIM.as_ptr(), out, bytes.as_ptr().cast(), bytes.len()));
     }
     out
 }
@@ -336,9 +302,7 @@ fn matrix_on_device(m: &QuantizedMatrix<'_>) -> dualgemm_matrix {
 fn operands_in_device_memory_in_every_layout_exact() {
     let (gate, up, a) = (quantized("gate", N, 0.7), quantized("up", N, 1.3), quantized("a", 5, 0.3));
     let target = Target::Gpu("sim:sm_90a".parse().unwrap(), dualgemm::GpuOptions::default());
-    let facade = DualGemm::plan(&DualGemmDesc::new(9, N, K, AFormat::Nvfp4, gate.format()), &target).unwrap();
-    let packed = facade.prepack(&GateUp::new(gate.clone(), up.clone())).unwrap();
-    let want = facade.run_to_vec(&AOperand::Quantized(a.clone()), &packed).unwrap();
+    let want = wanted([&a, &gate, &up], &target);
     for layout in ScaleLayout::ALL {
         let [gate, up, a] = [&gate, &up, &a].map(|m| m.clone().with_scale_layout(layout));
         let on_gpu = [&gate, &up, &a].map(matrix_on_device);
@@ -347,36 +311,27 @@ fn operands_in_device_memory_in_every_layout_exact() {
         let desc = dualgemm_desc { a_scale_layout: on_gpu[2].scale_layout, ..desc(9) };
         // SAFETY: handles live until they are freed; matrices and device memory outlive the runs; `got` has room.
         unsafe {
-            let status =
-                dualgemm_weights_from_tensors(SIM.as_ptr(), &matrix(&gate), &matrix(&up), &mut from_host);
-            assert_eq!(status, dualgemm_status::Ok, "{}", error());
+            ok(dualgemm_weights_from_tensors(SIM.as_ptr(), &matrix(&gate), &matrix(&up), &mut from_host));
             let [gate, up, a] = &on_gpu;
-            let status = dualgemm_weights_from_device(SIM.as_ptr(), gate, up, null_mut(), &mut from_device);
-            assert_eq!(status, dualgemm_status::Ok, "{}", error());
+            ok(dualgemm_weights_from_device(SIM.as_ptr(), gate, up, null_mut(), &mut from_device));
             let p = plan(&desc, from_host);
             for w in [from_host, from_device] {
-                assert_eq!(dualgemm_plan_warm(p, w, null_mut()), dualgemm_status::Ok);
-                let status = dualgemm_run(p, a, w, c, null_mut(), null_mut(), null_mut());
-                assert_eq!(status, dualgemm_status::Ok, "{}", error());
+                ok(dualgemm_plan_warm(p, w, null_mut()));
+                ok(dualgemm_run(p, a, w, c, null_mut(), null_mut(), null_mut()));
                 let mut got = vec![0f32; 5 * N + 1];
                 let bytes = 4 * got.len();
                 let to = got.as_mut_ptr().cast();
-                assert_eq!(dualgemm_device_synchronize(SIM.as_ptr()), dualgemm_status::Ok);
-                assert_eq!(dualgemm_device_read(SIM.as_ptr(), to, c, bytes), dualgemm_status::Ok);
+                ok(dualgemm_device_synchronize(SIM.as_ptr()));
+                ok(dualgemm_device_read(SIM.as_ptr(), to, c, bytes));
                 assert_eq!(got[..5 * N], want);
                 assert_eq!(got[5 * N].to_bits(), 0xEEEE_EEEE, "nothing is written behind C");
             }
             dualgemm_plan_free(p);
             dualgemm_weights_free(from_host);
             dualgemm_weights_free(from_device);
-            for m in on_gpu {
-                assert_eq!(dualgemm_device_free(SIM.as_ptr(), m.data.cast_mut()), dualgemm_status::Ok);
-                assert_eq!(
-                    dualgemm_device_free(SIM.as_ptr(), m.scales.cast_mut().cast()),
-                    dualgemm_status::Ok
-                );
+            for memory in on_gpu.iter().flat_map(|m| [m.data, m.scales.cast()]).chain([c.cast_const()]) {
+                ok(dualgemm_device_free(SIM.as_ptr(), memory.cast_mut()));
             }
-            assert_eq!(dualgemm_device_free(SIM.as_ptr(), c), dualgemm_status::Ok);
         }
     }
 }
@@ -387,17 +342,13 @@ fn misuse_of_a_gpu_is_a_status_and_a_line() {
     let (gate, a) = (quantized("gate", N, 0.7), quantized("a", 5, 0.3));
     let (gate, a) = (matrix_on_device(&gate), matrix_on_device(&a));
     let c = on_device(&[0; 4 * 5 * N]);
-    let check = |status: dualgemm_status, wanted, text: &str| {
-        assert_eq!(status, wanted, "{text}: {}", error());
-        assert!(error().contains(text), "{text}: {}", error());
-    };
     let sim = SIM.as_ptr();
     let mut none = null_mut();
     let mut memory = null_mut();
     let mut w = null_mut();
     // SAFETY: every pointer is null, valid or an address that is only looked at.
     unsafe {
-        assert_eq!(dualgemm_weights_from_device(sim, &gate, &gate, null_mut(), &mut w), dualgemm_status::Ok);
+        ok(dualgemm_weights_from_device(sim, &gate, &gate, null_mut(), &mut w));
         let pack = |g: &dualgemm_matrix, u: &dualgemm_matrix, out: *mut _| {
             dualgemm_weights_from_device(sim, g, u, null_mut(), out)
         };
@@ -410,18 +361,15 @@ fn misuse_of_a_gpu_is_a_status_and_a_line() {
         check(pack(&gate, &unscaled, &mut none), Operand, "up: has the tensor scale NaN");
         let nowhere = dualgemm_matrix { scales: null(), ..gate };
         check(pack(&nowhere, &gate, &mut none), Argument, "null");
-        check(
-            dualgemm_weights_from_device(null(), &gate, &gate, null_mut(), &mut none),
-            Operand,
-            "processor",
-        );
+        let status = dualgemm_weights_from_device(null(), &gate, &gate, null_mut(), &mut none);
+        check(status, Operand, "processor");
         assert!(none.is_null());
 
         let p = plan(&desc(5), w);
         let run = |a: &dualgemm_matrix, c: *mut c_void| {
             dualgemm_run(p, a, w, c, null_mut(), null_mut(), null_mut())
         };
-        assert_eq!(run(&a, c), dualgemm_status::Ok, "{}", error());
+        ok(run(&a, c));
         check(run(&a, null_mut()), Operand, "C is at");
         check(run(&dualgemm_matrix { k: 32, ..a }, c), Operand, "a: has K = 32");
         check(run(&dualgemm_matrix { rows: 6, ..a }, c), Operand, "[6, 64]");
@@ -442,14 +390,11 @@ fn misuse_of_a_gpu_is_a_status_and_a_line() {
         assert!(memory.is_null());
         let bytes = [0u8; 8];
         check(dualgemm_device_write(sim, c, null(), 8), Argument, "from: is null");
-        check(
-            dualgemm_device_write(sim, null_mut(), bytes.as_ptr().cast(), 8),
-            Unsupported,
-            "device address",
-        );
+        let status = dualgemm_device_write(sim, null_mut(), bytes.as_ptr().cast(), 8);
+        check(status, Unsupported, "device address");
         check(dualgemm_device_read(sim, null_mut(), c, 8), Argument, "to: is null");
         check(dualgemm_device_free(sim, c.wrapping_byte_add(1)), Unsupported, "live allocation");
-        assert_eq!(dualgemm_device_free(sim, null_mut()), dualgemm_status::Ok);
+        ok(dualgemm_device_free(sim, null_mut()));
     }
 }
 
@@ -507,13 +452,12 @@ fn the_other_operations_are_what_the_facade_computes_exact() {
         // SAFETY: handles live until they are freed, once each; matrices, lists, A and C outlive the calls.
         unsafe {
             let (gate, up, down) = (gates.as_ptr(), ups.as_ptr(), downs.as_ptr());
-            let status = match at {
+            ok(match at {
                 0 => dualgemm_linear_from_tensors(null(), down, bias.as_ptr(), &mut w),
                 1 => dualgemm_mlps_from_tensors(null(), gate, up, down, 0, &mut w),
                 _ => dualgemm_mlps_from_tensors(null(), gate, up, down, 2, &mut w),
-            };
-            assert_eq!(status, dualgemm_status::Ok, "{}", error());
-            assert_eq!(dualgemm_weights_shape(w, &mut n, &mut k), dualgemm_status::Ok);
+            });
+            ok(dualgemm_weights_shape(w, &mut n, &mut k));
             assert_eq!((n, k), (N, K));
             let p = plan(&of_three, w);
             let with = |add| {
@@ -525,7 +469,7 @@ fn the_other_operations_are_what_the_facade_computes_exact() {
             assert!(error().contains("the weights is those of"), "{}", error());
             assert_eq!(c, want);
             if at == 2 {
-                assert_eq!(with(true), dualgemm_status::Ok);
+                ok(with(true));
                 assert!(c.iter().zip(&want).all(|(c, want)| *c == want + want));
             }
             dualgemm_plan_free(p);
@@ -537,29 +481,26 @@ fn the_other_operations_are_what_the_facade_computes_exact() {
 /// The checkpoint in the tree, and what it does not have.
 #[test]
 fn the_other_operations_are_read_from_checkpoints() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/smollm2-135m-layer14/modelopt-nvfp4\0");
-    let path = CStr::from_bytes_with_nul(path.as_bytes()).unwrap().as_ptr();
+    let path = CString::new(CHECKPOINT).unwrap();
+    let path = path.as_ptr();
     let (mut w, mut n, mut k) = (null_mut(), 0, 0);
     // SAFETY: strings end with a zero; handles live until they are freed.
     unsafe {
         let module = c"model.layers.0.self_attn.k_proj".as_ptr();
-        assert_eq!(dualgemm_linear_from_checkpoint(null(), path, module, &mut w), dualgemm_status::Ok);
+        ok(dualgemm_linear_from_checkpoint(null(), path, module, &mut w));
         dualgemm_weights_shape(w, &mut n, &mut k);
         assert_eq!((n, k), (192, 576));
         dualgemm_weights_free(w);
-        assert_eq!(dualgemm_mlp_from_checkpoint(null(), path, 0, &mut w), dualgemm_status::Ok);
+        ok(dualgemm_mlp_from_checkpoint(null(), path, 0, &mut w));
         dualgemm_weights_shape(w, &mut n, &mut k);
         assert_eq!((n, k), (576, 576));
         dualgemm_weights_free(w);
         let status = dualgemm_linear_from_checkpoint(null(), path, c"lm_heat".as_ptr(), &mut w);
-        assert!(
-            w.is_null() && status == dualgemm_status::Checkpoint && error().contains("lm_heat"),
-            "{}",
-            error()
-        );
+        assert!(w.is_null());
+        check(status, dualgemm_status::Checkpoint, "lm_heat");
         let status = dualgemm_mixture_from_checkpoint(null(), path, 0, &mut w);
-        assert!(status == dualgemm_status::Checkpoint && error().contains("no experts"), "{}", error());
+        check(status, dualgemm_status::Checkpoint, "no experts");
         let status = dualgemm_mlps_from_tensors(null(), null(), null(), null(), 1, &mut w);
-        assert_eq!((status, error().as_str()), (dualgemm_status::Argument, "gate, up or down: is null"));
+        check(status, dualgemm_status::Argument, "gate, up or down: is null");
     }
 }

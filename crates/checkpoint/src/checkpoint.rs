@@ -190,7 +190,7 @@ impl Checkpoint {
             (None, Some(within)) => {
                 format!("no MLP has a name that begins with `{within}`, as `within` asks")
             }
-            (None, None) => format!("tensors: {}", self.files.names()),
+            (None, None) => self.files.names(),
         }
     }
 

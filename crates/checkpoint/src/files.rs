@@ -5,7 +5,6 @@
 //! files, so tensors are looked up over the whole set and never per file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -16,21 +15,13 @@ use crate::gguf::{Gguf, GgufValue, split};
 use crate::mapped::MappedFile;
 use crate::model_config;
 use crate::safetensors::Header;
-use crate::{Dtype, Error, TensorView};
+use crate::{Error, TensorInfo, TensorView};
 
 const INDEX: &str = "model.safetensors.index.json";
 /// How the names of files begin that are in Mistral's format.
 const CONSOLIDATED: &[u8] = b"consolidated";
 const OPENABLE: &str =
     "a directory with safetensors files, a .safetensors file, a .safetensors.index.json file or a .gguf file";
-
-#[derive(Debug)]
-struct Entry {
-    file: usize,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    range: Range<usize>,
-}
 
 /// A JSON file beside the tensors, or an object in the metadata of a file.
 #[derive(Debug, Clone)]
@@ -46,7 +37,8 @@ pub struct JsonFile {
 pub struct TensorFiles {
     root: PathBuf,
     files: Vec<MappedFile>,
-    tensors: BTreeMap<String, Entry>,
+    /// By name, with the number of the file.
+    tensors: BTreeMap<String, (usize, TensorInfo)>,
     metadata: BTreeMap<String, String>,
     gguf: Option<Vec<(String, GgufValue)>>,
     config: Option<JsonFile>,
@@ -165,7 +157,7 @@ impl TensorFiles {
             self.add_safetensors(&path)?;
             let file = self.files.len() - 1;
             if let Some(name) =
-                names.iter().find(|name| self.tensors.get(**name).is_none_or(|e| e.file != file))
+                names.iter().find(|name| self.tensors.get(**name).is_none_or(|(of, _)| *of != file))
             {
                 return Err(fault(
                     "weight-map",
@@ -187,27 +179,20 @@ impl TensorFiles {
     fn add_safetensors(&mut self, path: &Path) -> Result<(), Error> {
         let mapped = MappedFile::open(path)?;
         let header = Header::parse(mapped.bytes(), path)?;
-        let file = self.files.len();
-        for t in header.tensors {
-            let entry = Entry { file, dtype: t.dtype, shape: t.shape, range: t.range };
-            self.insert(path, t.name, entry)?;
-        }
         self.metadata.extend(header.metadata);
-        self.files.push(mapped);
-        Ok(())
+        self.insert(mapped, header.tensors)
     }
 
-    fn insert(&mut self, path: &Path, name: String, entry: Entry) -> Result<(), Error> {
-        if let Some(other) = self.tensors.get(&name) {
-            let other = self.files[other.file].path().display();
-            return Err(Error::header(
-                path,
-                "duplicate",
-                format!("tensor `{name}`, which {other} holds too"),
-                "each tensor in one file",
-            ));
+    fn insert(&mut self, file: MappedFile, tensors: Vec<TensorInfo>) -> Result<(), Error> {
+        for info in tensors {
+            if let Some((other, _)) = self.tensors.get(&info.name) {
+                let other = self.files.get(*other).unwrap_or(&file).path().display();
+                let found = format!("tensor `{}`, which {other} holds too", info.name);
+                return Err(Error::header(file.path(), "duplicate", found, "each tensor in one file"));
+            }
+            self.tensors.insert(info.name.clone(), (self.files.len(), info));
         }
-        self.tensors.insert(name, entry);
+        self.files.push(file);
         Ok(())
     }
 
@@ -236,11 +221,7 @@ impl TensorFiles {
     fn add_gguf(&mut self, path: &Path) -> Result<Vec<(String, GgufValue)>, Error> {
         let mapped = MappedFile::open(path)?;
         let gguf = Gguf::parse(mapped.bytes(), path)?;
-        let file = self.files.len();
-        for t in gguf.tensors {
-            self.insert(path, t.name, Entry { file, dtype: t.dtype, shape: t.shape, range: t.range })?;
-        }
-        self.files.push(mapped);
+        self.insert(mapped, gguf.tensors)?;
         Ok(gguf.metadata)
     }
 
@@ -267,30 +248,29 @@ impl TensorFiles {
 
     /// The same for the pages of one tensor, which takes time by its size and not by that of the files.
     pub(crate) fn release_tensor(&self, name: &str) {
-        if let Some(entry) = self.tensors.get(name) {
-            self.files[entry.file].release_pages(entry.range.clone());
+        if let Some((file, info)) = self.tensors.get(name) {
+            self.files[*file].release_pages(info.range.clone());
         }
     }
 
     /// The file that holds the tensor of that name.
     pub fn file_of(&self, name: &str) -> Option<&Path> {
-        self.tensors.get(name).map(|entry| self.files[entry.file].path())
+        self.tensors.get(name).map(|(file, _)| self.files[*file].path())
     }
 
     /// The tensor of that name.
     pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
-        let (name, entry) = self.tensors.get_key_value(name)?;
-        Some(self.view(name, entry))
+        self.tensors.get(name).map(|entry| self.view(entry))
     }
 
-    fn view<'s>(&'s self, name: &'s str, entry: &'s Entry) -> TensorView<'s> {
-        let bytes = &self.files[entry.file].bytes()[entry.range.clone()];
-        TensorView { name, dtype: entry.dtype, shape: &entry.shape, bytes }
+    fn view<'s>(&'s self, (file, info): &'s (usize, TensorInfo)) -> TensorView<'s> {
+        let bytes = &self.files[*file].bytes()[info.range.clone()];
+        TensorView { name: &info.name, dtype: info.dtype, shape: &info.shape, bytes }
     }
 
     /// Every tensor, by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
-        self.tensors.iter().map(|(name, entry)| self.view(name, entry))
+        self.tensors.values().map(|entry| self.view(entry))
     }
 
     /// `__metadata__` of the safetensors files, all together.
@@ -313,9 +293,14 @@ impl TensorFiles {
         self.hf_quant_config.as_ref()
     }
 
-    /// Names of the tensors, for messages.
+    /// How many tensors there are and what a few are called, for messages.
     pub(crate) fn names(&self) -> String {
-        list(self.tensors.keys())
+        let few = self.tensors.keys().take(3).map(|name| format!("`{name}`"));
+        match self.tensors.len() {
+            0 => "no tensors".into(),
+            count @ ..=3 => format!("{count} tensors: {}", list(few)),
+            count => format!("{count} tensors, such as {}", list(few)),
+        }
     }
 }
 

@@ -71,7 +71,7 @@ pub use gate_up::{GateUpOrder, Half};
 pub use model_config::model_field;
 pub use module::MlpKind;
 pub use source::{GateUp, GateUpSource, MatrixSource, ScaleOrigin};
-pub use tensor::TensorView;
+pub use tensor::{TensorInfo, TensorView};
 pub use validate::validate;
 #[cfg(feature = "write")]
 pub use write::{TensorData, TensorOut};

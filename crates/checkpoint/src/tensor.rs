@@ -1,6 +1,7 @@
 //! One stored tensor, as bytes inside a mapped file.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use bytemuck::Pod;
 use dualgemm_formats::{FloatMatrix, Matrix};
@@ -10,6 +11,19 @@ use crate::{Dtype, Error};
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors and GGUF files are little-endian and are mapped, not decoded");
+
+/// What a header says of one tensor, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Name.
+    pub name: String,
+    /// Storage type.
+    pub dtype: Dtype,
+    /// Dimensions, outermost first; their product is known not to overflow.
+    pub shape: Vec<usize>,
+    /// Its bytes, counted from the start of the file.
+    pub range: Range<usize>,
+}
 
 /// A stored tensor: name, type, shape (outermost dimension first) and its bytes in the mapped file.
 #[derive(Debug, Clone, PartialEq)]

@@ -159,25 +159,6 @@ fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
 }
 
 #[test]
-fn quark_scales_have_two_names() {
-    let level = json!({ "dtype": "fp4", "group_size": 32, "scale_format": "e8m0" });
-    let config = json!({ "quant_method": "quark", "global_quant_config": { "weight": level } });
-    for [gate, up] in
-        [[".weight_scale"; 2], [".weight_quantizer.scale"; 2], [".weight_scale", ".weight_quantizer.scale"]]
-    {
-        let mut f = Fixture::with(json!({ "quantization_config": config }));
-        for (module, seed, scale) in [(GATE, 1, gate), (UP, 2, up)] {
-            mxfp4(&mut f, module, &Weight::with_block(seed, 64, 64, 32), (scale, Dtype::U8));
-        }
-        let c = f.open(&defaults()).unwrap();
-        assert_values(&c.gate_up(0).unwrap().gate, &Weight::with_block(1, 64, 64, 32), 1.0);
-        assert_values(&c.gate_up(0).unwrap().up, &Weight::with_block(2, 64, 64, 32), 1.0);
-        f.f32(&format!("{GATE}.input_quantizer.scale"), &[], &[0.5]);
-        assert_starts(&open_error(&f), &format!("{GATE}.input_quantizer.scale: belongs to"));
-    }
-}
-
-#[test]
 fn experts_one_below_the_other_are_told_apart_by_their_number() {
     let [a, b] = [1, 2].map(|seed| Weight::new(seed, 64, 64));
     let fixture = |experts: Option<u64>, scales: &[f32]| {
@@ -217,58 +198,6 @@ fn experts_one_below_the_other_are_told_apart_by_their_number() {
         assert_has(&e, says);
         assert!(rules(&c).contains(&"shape"));
     }
-}
-
-#[test]
-fn modelopt_without_activation_scales_is_weights_alone_where_it_says_so() {
-    let weights = json!({ "num_bits": 4, "type": "float", "group_size": 16 });
-    let group =
-        json!({ "group_0": { "weights": weights, "input_activations": null, "targets": ["Linear"] } });
-    let with = |key: &str, value: Value| {
-        let mut config = modelopt_config("NVFP4");
-        config["quantization_config"][key] = value;
-        modelopt(config, None)
-    };
-    for f in [
-        with("config_groups", group.clone()),
-        with("activation_scheme", json!("dynamic")),
-        modelopt(modelopt_config("W4A16_NVFP4"), None),
-    ] {
-        let c = f.open(&defaults()).unwrap();
-        assert_mlp(&c, [1e-3, 2e-3], None);
-        assert!(rules(&c).iter().all(|&rule| rule == "halves-tensor-scale"), "{:?}", rules(&c));
-    }
-    // One group with activations is one too many to leave their scales out.
-    let mut some = group.clone();
-    some["group_1"] = json!({ "weights": weights, "input_activations": weights, "targets": ["Linear"] });
-    let c = with("config_groups", some).open(&defaults()).unwrap();
-    assert!(rules(&c).contains(&"missing-tensor"));
-    // In a mixed file it is a matter of each layer's group.
-    let layers = json!({ GATE: { "quant_algo": "NVFP4" }, UP: { "quant_algo": "NVFP4" }, DOWN: { "quant_algo": "NVFP4" } });
-    let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
-        "quantized_layers": layers, "config_groups": {
-            "group_0": { "weights": weights, "input_activations": null, "targets": [GATE, UP] },
-            "group_1": { "weights": weights, "input_activations": weights, "targets": [DOWN] } } } });
-    let c = modelopt(config, None).open(&defaults()).unwrap();
-    assert_mlp(&c, [1e-3, 2e-3], None);
-    assert_has(&refusal(c.down(0).unwrap().input_scale()), "input_scale: is missing");
-}
-
-#[test]
-fn modelopt_says_what_mixed_layers_are_in_a_list_or_in_groups_and_in_either_file() {
-    let args = |bits: u64, size: u64| json!({ "num_bits": bits, "type": "float", "group_size": size });
-    let groups = json!({
-        "group_0": { "weights": args(8, 0), "input_activations": args(8, 0), "targets": [DOWN] },
-        "group_1": { "weights": args(4, 16), "input_activations": args(4, 16), "targets": [GATE, UP] } });
-    let config = json!({ "quantization_config": { "quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION",
-        "config_groups": groups } });
-    let c = modelopt(config, Some(0.25)).open(&defaults()).unwrap();
-    assert_mlp(&c, [1e-3, 2e-3], Some(0.25));
-    assert_has(&refusal(c.down(0)), "is not quantized: 8 bits of type \"float\"");
-    let mut f = modelopt(modelopt_config("MIXED_PRECISION"), Some(0.25));
-    f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "MIXED_PRECISION",
-        "quantized_layers": { "model.layers.0.mlp": { "quant_algo": "NVFP4", "group_size": 16 } } } }));
-    assert_mlp(&f.open(&defaults()).unwrap(), [1e-3, 2e-3], Some(0.25));
 }
 
 #[test]

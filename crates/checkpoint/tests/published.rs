@@ -50,17 +50,6 @@ fn experts_in_one_tensor_for_gate_and_one_for_up_are_read() {
 }
 
 #[test]
-fn a_gate_of_attention_is_no_mlp() {
-    let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
-    f.modelopt("model.layers.0.self_attn.gate_proj", &gate(), 1e-3, None);
-    let c = f.open(&defaults()).unwrap();
-    assert_eq!(c.mlps().len(), 1);
-    assert_mlp(&c, [1e-3, 2e-3], None);
-    let warnings = c.validate();
-    assert!(warnings.iter().all(|f| f.rule.id == "halves-tensor-scale"), "{warnings:?}");
-}
-
-#[test]
 fn mlps_without_a_gate_are_said_to_be_such() {
     let mut f = w4a16();
     for p in ["up_proj", "down_proj"] {
@@ -106,37 +95,6 @@ fn mistral_keeps_its_configuration_in_params_json_and_its_tensors_in_consolidate
 }
 
 #[test]
-fn transforms_at_run_time_are_refused_where_they_apply() {
-    let open = |location: &str, targets: Value| {
-        let mut config = compressed_config(&[(&["Linear"], 16, Value::Null)]);
-        config["quantization_config"]["transform_config"] = json!({ "config_groups": { "v": {
-            "type": "hadamard", "apply": [
-                { "targets": targets, "location": location, "inverse": false, "ignore": ["lm_head"] },
-                { "targets": ["Linear"], "location": "weight_input", "inverse": true, "ignore": ["lm_head"] } ] } } });
-        compressed(config, None).open(&defaults()).unwrap()
-    };
-    for location in ["input", "output"] {
-        let c = open(location, json!(["Linear"]));
-        assert_eq!(
-            c.gate_up(0).unwrap_err().to_string(),
-            format!(
-                "{GATE}: `transform_config.config_groups.v`, which changes what the weights mean, is not supported; plain \
-                 block-scaled weights are"
-            )
-        );
-        assert!(c.validate().iter().any(|f| f.rule.id == "unsupported"));
-        // Of the down projection alone, as R4 is.
-        let c = open(location, json!(["re:.*down_proj$"]));
-        assert_mlp(&c, [1e-3, 2e-3], None);
-        assert!(c.down(0).is_err());
-    }
-    // What is done to weights alone has been done, and caches are no business of an MLP.
-    for location in ["weight_input", "weight_output", "k_cache"] {
-        assert_mlp(&open(location, json!(["Linear"])), [1e-3, 2e-3], None);
-    }
-}
-
-#[test]
 fn deepseek_keeps_experts_in_mxfp4_beside_fp8() {
     let quantization = json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] });
     let mut f = Fixture::default();
@@ -164,59 +122,6 @@ fn deepseek_keeps_experts_in_mxfp4_beside_fp8() {
     }
     f.config.as_mut().unwrap()["quantization_config"]["expert_dtype"] = json!("fp8");
     assert_has(&open_error(&f), r#"declares quant_method "fp8""#);
-}
-
-fn quark_config() -> Value {
-    let level = json!({ "dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0" });
-    json!({ "hidden_act": "silu", "quantization_config": { "quant_method": "quark", "exclude": ["lm_head", "re:.*self_attn.*"],
-        "algo_config": null, "layer_quant_config": {}, "global_quant_config": { "weight": level, "input_tensors": level } } })
-}
-
-#[test]
-fn quark_mxfp4_is_read_and_exceptions_of_layers_come_first() {
-    let mut f = Fixture::with(quark_config());
-    mlp("model.layers.0.mlp", 1, 32, |module, w| {
-        f.add(&format!("{module}.weight"), Dtype::U8, &[64, 32], w.codes.clone());
-        f.add(&format!("{module}.weight_scale"), Dtype::U8, &[64, 2], w.scales.clone());
-    });
-    let c = f.open(&defaults()).unwrap();
-    assert_eq!(c.convention().name, "quark");
-    let both = c.gate_up(0).unwrap();
-    Weight::with_block(1, 64, 64, 32).assert_is(&both.gate);
-    Weight::with_block(2, 64, 64, 32).assert_is(&both.up);
-    assert!(c.validate().is_empty(), "{:?}", c.validate());
-    let error = |change: &dyn Fn(&mut Value)| {
-        let mut f =
-            Fixture { config: Some(quark_config()), tensors: f.tensors.clone(), ..Fixture::default() };
-        change(&mut f.config.as_mut().unwrap()["quantization_config"]);
-        message(&f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)).unwrap_err())
-    };
-    assert_starts(
-        &error(&|c| c["layer_quant_config"] = json!({ "*gate_proj": { "weight": { "dtype": "fp8_e4m3" } } })),
-        &format!("{GATE}: is not quantized: dtype \"fp8_e4m3\""),
-    );
-    assert_has(&error(&|c| c["exclude"] = json!(["*mlp*"])), "`*mlp*` in `exclude`");
-    assert_has(&error(&|c| c["exclude"] = json!(["re:.*mlp"])), "`re:.*mlp` in `exclude`");
-    let e = error(&|c| c["global_quant_config"]["weight"]["group_size"] = json!(16));
-    assert_has(&e, "config.json: global_quant_config.weight is ");
-    let e = error(&|c| c["algo_config"] = json!([{ "name": "rotation", "online_r1_rotation": true }]));
-    assert_has(&e, "`algo_config.online_r1_rotation`, which changes what the weights mean");
-}
-
-#[test]
-fn quark_nvfp4_has_scales_of_scales() {
-    let (first, second) = (
-        json!({ "dtype": "fp4", "qscheme": "per_group", "group_size": 16, "is_dynamic": false }),
-        json!({ "dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": false }),
-    );
-    let mut config = quark_config();
-    config["quantization_config"]["global_quant_config"] =
-        json!({ "weight": [first, second], "input_tensors": [first, second] });
-    let mut f = modelopt(config, Some(0.25));
-    for t in &mut f.tensors {
-        t.name = t.name.replace("input_scale", "input_scale_2");
-    }
-    assert_mlp(&f.open(&defaults()).unwrap(), [1e-3, 2e-3], Some(0.25));
 }
 
 #[test]
@@ -257,44 +162,4 @@ fn mlx_packs_eight_codes_in_a_word() {
             format!("DIR/config.json: quantization.group_size is 64; valid is {block} for {mode}")
         );
     }
-}
-
-#[test]
-fn auto_round_writes_compressed_tensors_under_another_configuration() {
-    let config = |data_type: &str, size: u64, extra: Value| {
-        json!({ "hidden_act": "silu", "quantization_config": { "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor",
-            "bits": 4, "data_type": data_type, "group_size": size, "act_bits": 4, "extra_config": extra } })
-    };
-    let extra = json!({ "lm_head": { "bits": 16, "data_type": "float" }, ".*self_attn.*": { "bits": 8 } });
-    let c = compressed(config("nv_fp", 16, extra.clone()), Some(8.0)).open(&defaults()).unwrap();
-    assert_eq!(c.convention().name, "auto-round");
-    assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], Some(0.125));
-    let but_two = json!({ ".*mlp.*": { "bits": 16 }, GATE: { "bits": 4 }, UP: { "bits": 4 } });
-    let c = compressed(config("nv_fp", 16, but_two), Some(8.0)).open(&defaults()).unwrap();
-    assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], Some(0.125));
-    let mut rotated = config("nv_fp", 16, Value::Null);
-    rotated["quantization_config"]["rotation_config"] =
-        json!({ "r1": true, "online_r1_rotation": false, "r4": true });
-    let c = compressed(rotated, None).open(&defaults()).unwrap();
-    assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], None);
-    assert_has(&c.down(0).unwrap_err().to_string(), "`rotation_config.r4`, which changes what the weights");
-    let mut f = Fixture::with(config("mx_fp", 32, extra));
-    mlp("model.layers.0.mlp", 1, 32, |module, w| {
-        f.compressed(module, w, 0.0, None);
-    });
-    let c = f.open(&defaults()).unwrap();
-    Weight::with_block(2, 64, 64, 32).assert_is(&c.gate_up(0).unwrap().up);
-    assert!(c.validate().is_empty(), "{:?}", c.validate());
-    for (extra, why) in [
-        (json!({ GATE: { "bits": 16 } }), format!("extra_config.{GATE}.bits is 16")),
-        (json!({ ".*gate_proj": { "data_type": "int" } }), "4 bits of type int".into()),
-        (json!({ "gate_proj$": { "bits": 8 } }), "8 bits of type nv_fp".into()),
-    ] {
-        let c = compressed(config("nv_fp", 16, extra), None).open(&defaults()).unwrap();
-        assert_starts(&c.gate_up(0).unwrap_err().to_string(), &format!("{GATE}: is not quantized: {why}"));
-    }
-    assert_eq!(
-        open_error(&compressed(config("nv_fp", 32, Value::Null), None)),
-        "DIR/config.json: group_size is 32; valid is 16 for nvfp4"
-    );
 }

@@ -81,7 +81,9 @@ fn to_gguf(f: &Fixture, beside: &[(&str, Value)]) -> Result<TensorFiles, String>
         }
         Err(e) => {
             assert!(!path.exists());
-            Err(message(&e))
+            let e = message(&e);
+            assert!(!e.contains("m.gguf"), "names what is written, not what is wrong: {e}");
+            Err(e)
         }
     }
 }

@@ -7,7 +7,7 @@ use dualgemm::gemm::{AFormat, AOperand, QuantizeA};
 use dualgemm_bench::inputs::Inputs;
 use half::{bf16, f16};
 
-use crate::args::{AFormatArg, ActivationArgs, OpArg, QuantizeArg};
+use crate::args::{ActivationArgs, OpArg, QuantizeArg};
 use crate::layer::InputScales;
 
 /// Rows of a generated A.
@@ -72,8 +72,7 @@ impl Source {
             }
         };
         let shape = format!("{from} [{}, {k}]", a.rows());
-        let quantizes =
-            args.a_format == Some(AFormatArg::Nvfp4) || args.quantize == Some(QuantizeArg::Static);
+        let quantizes = args.a_format == Some(AFormat::Nvfp4) || args.quantize == Some(QuantizeArg::Static);
         let dynamic = args.quantize == Some(QuantizeArg::Dynamic);
         let is_float = matches!(a, AOperand::Float(_));
         prepare(a, shape, args, if is_float && quantizes && !dynamic { input_scales()? } else { None })
@@ -94,9 +93,9 @@ fn generate(args: &ActivationArgs, k: usize) -> anyhow::Result<AOperand<'static>
         bail!("--m: {m} rows of {k} do not fit the memory; fewer rows are needed");
     }
     let dtype = match args.a_format {
-        Some(AFormatArg::F32) => FloatType::F32,
-        Some(AFormatArg::F16) => FloatType::F16,
-        Some(AFormatArg::Bf16 | AFormatArg::Nvfp4) | None => FloatType::Bf16,
+        Some(AFormat::F32) => FloatType::F32,
+        Some(AFormat::F16) => FloatType::F16,
+        _ => FloatType::Bf16,
     };
     Ok(AOperand::Float(Inputs::seeded(seed).floats("generated A", dtype, m, k)?))
 }
@@ -115,24 +114,22 @@ fn prepare<'a>(
                 bail!("{from}: is {held} already; --quantize is for float activations");
             }
             return match args.a_format {
-                None | Some(AFormatArg::Nvfp4) => {
+                None | Some(AFormat::Nvfp4) => {
                     Ok(Activation { a, quantize: QuantizeA::No, origin: format!("{from}, {held}") })
                 }
-                Some(other) => {
-                    bail!("{from}: is {held}; --a-format {} needs float activations", spelling(other))
-                }
+                Some(other) => bail!("{from}: is {held}; --a-format {other} needs float activations"),
             };
         }
         AOperand::Float(float) => float,
     };
-    let wants_nvfp4 = args.a_format == Some(AFormatArg::Nvfp4) || args.quantize.is_some();
+    let wants_nvfp4 = args.a_format == Some(AFormat::Nvfp4) || args.quantize.is_some();
     if !wants_nvfp4 {
         let (float, done) = round(float, args.a_format)?;
         let origin = format!("{from}, {}", done.unwrap_or_else(|| held.to_string()));
         return Ok(Activation { a: AOperand::Float(float), quantize: QuantizeA::No, origin });
     }
     // `--a-format bf16 --quantize dynamic` rounds first and quantizes then.
-    let round_to = args.a_format.filter(|&f| f != AFormatArg::Nvfp4);
+    let round_to = args.a_format.filter(|&f| f != AFormat::Nvfp4);
     let (float, done) = round(float, round_to)?;
     let rounded = done.unwrap_or_else(|| held.to_string());
     let mut at = (0..float.rows()).flat_map(|row| (0..float.cols()).map(move |col| (row, col)));
@@ -160,56 +157,33 @@ fn prepare<'a>(
     Ok(Activation { a: AOperand::Float(float), quantize, origin })
 }
 
-fn spelling(format: AFormatArg) -> &'static str {
-    match format {
-        AFormatArg::F32 => "f32",
-        AFormatArg::Bf16 => "bf16",
-        AFormatArg::F16 => "f16",
-        AFormatArg::Nvfp4 => "nvfp4",
-    }
-}
-
 /// The matrix in another float type; says what was done if anything was.
-fn round(
-    float: FloatMatrix<'_>,
-    to: Option<AFormatArg>,
-) -> anyhow::Result<(FloatMatrix<'_>, Option<String>)> {
+fn round(float: FloatMatrix<'_>, to: Option<AFormat>) -> anyhow::Result<(FloatMatrix<'_>, Option<String>)> {
     let (rows, cols) = (float.rows(), float.cols());
-    let values = || {
-        (0..rows).flat_map(|row| {
-            (0..cols).map({
-                let float = &float;
-                move |col| float.value(row, col)
-            })
-        })
-    };
     let from = AFormat::of(&AOperand::Float(float.clone()));
-    let (converted, done) = match (to, from) {
-        (None | Some(AFormatArg::Nvfp4), _)
-        | (Some(AFormatArg::F32), AFormat::F32)
-        | (Some(AFormatArg::F16), AFormat::F16)
-        | (Some(AFormatArg::Bf16), AFormat::Bf16) => return Ok((float, None)),
-        (Some(AFormatArg::F32), _) => {
-            let widened: Vec<f32> = values().collect();
-            (FloatMatrix::F32(Matrix::new("A", rows, cols, widened)?), format!("{from} widened to f32"))
-        }
-        (Some(AFormatArg::F16), _) => {
-            let narrow: Vec<f16> = values().map(f16::from_f32).collect();
-            (FloatMatrix::F16(Matrix::new("A", rows, cols, narrow)?), format!("{from} rounded to f16"))
-        }
-        (Some(AFormatArg::Bf16), _) => {
-            let narrow: Vec<bf16> = values().map(bf16::from_f32).collect();
-            (FloatMatrix::Bf16(Matrix::new("A", rows, cols, narrow)?), format!("{from} rounded to bf16"))
-        }
+    let Some(to) = to.filter(|&to| to != from && to.block_format().is_none()) else {
+        return Ok((float, None));
     };
-    Ok((converted, Some(done)))
+    let values = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col)));
+    let values = values.map(|(row, col)| float.value(row, col));
+    let converted = match to {
+        AFormat::F16 => {
+            FloatMatrix::F16(Matrix::new("A", rows, cols, values.map(f16::from_f32).collect::<Vec<_>>())?)
+        }
+        AFormat::Bf16 => {
+            FloatMatrix::Bf16(Matrix::new("A", rows, cols, values.map(bf16::from_f32).collect::<Vec<_>>())?)
+        }
+        _ => FloatMatrix::F32(Matrix::new("A", rows, cols, values.collect::<Vec<_>>())?),
+    };
+    let how = if to == AFormat::F32 { "widened" } else { "rounded" };
+    Ok((converted, Some(format!("{from} {how} to {to}"))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn args(a_format: Option<AFormatArg>, quantize: Option<QuantizeArg>) -> ActivationArgs {
+    fn args(a_format: Option<AFormat>, quantize: Option<QuantizeArg>) -> ActivationArgs {
         ActivationArgs { input: None, input_tensor: None, a_format, quantize, m: None, seed: None }
     }
 
@@ -219,7 +193,7 @@ mod tests {
     }
 
     fn prepared(
-        a_format: Option<AFormatArg>,
+        a_format: Option<AFormat>,
         quantize: Option<QuantizeArg>,
         scale: Option<f32>,
     ) -> Activation<'static> {
@@ -235,7 +209,7 @@ mod tests {
 
     #[test]
     fn rounding_is_to_the_nearest_value() {
-        let a = prepared(Some(AFormatArg::Bf16), None, None);
+        let a = prepared(Some(AFormat::Bf16), None, None);
         assert_eq!(AFormat::of(&a.a), AFormat::Bf16);
         assert_eq!(a.a.value(0, 15), f64::from(bf16::from_f32(1.0015).to_f32()));
         assert_eq!(a.origin, "x, f32 rounded to bf16");
@@ -249,12 +223,12 @@ mod tests {
             let a = AOperand::Float(FloatMatrix::F32(Matrix::new("A", 2, 16, values.to_vec()).unwrap()));
             prepare(a, "x".into(), &args(a_format, quantize), None).map_err(|e| e.to_string())
         };
-        let (nvfp4, dynamic) = (Some(AFormatArg::Nvfp4), Some(QuantizeArg::Dynamic));
+        let (nvfp4, dynamic) = (Some(AFormat::Nvfp4), Some(QuantizeArg::Dynamic));
         for (value, a_format, quantize) in [
             (f32::NAN, nvfp4, None),
             (f32::INFINITY, None, dynamic),
             // Rounded to infinity first.
-            (1e30, Some(AFormatArg::F16), dynamic),
+            (1e30, Some(AFormat::F16), dynamic),
         ] {
             let message = of(value, a_format, quantize).unwrap_err();
             assert!(message.starts_with("x: element [1,1] is ") && message.contains("nvfp4"), "{message}");
@@ -265,14 +239,14 @@ mod tests {
     #[test]
     fn nvfp4_takes_the_checkpoints_scale_and_says_so_or_falls_back_to_its_own() {
         let of = |a: Activation<'_>| (AFormat::of(&a.a), a.quantize);
-        let nvfp4 = Some(AFormatArg::Nvfp4);
+        let nvfp4 = Some(AFormat::Nvfp4);
         assert_eq!(of(prepared(nvfp4, None, Some(0.5))), (AFormat::F32, QuantizeA::Static(0.5)));
         assert_eq!(of(prepared(nvfp4, None, None)), (AFormat::F32, QuantizeA::Dynamic));
         assert_eq!(
             of(prepared(nvfp4, Some(QuantizeArg::Dynamic), Some(0.5))),
             (AFormat::F32, QuantizeA::Dynamic)
         );
-        let bf16 = Some(AFormatArg::Bf16);
+        let bf16 = Some(AFormat::Bf16);
         assert_eq!(
             of(prepared(bf16, Some(QuantizeArg::Static), Some(0.5))),
             (AFormat::Bf16, QuantizeA::Static(0.5))
@@ -289,7 +263,7 @@ mod tests {
             (3e-2, 1e-3, "3e-2 of gate (static; the larger of two, that of up is 1e-3)"),
             (3e-2, 3e-2, "3e-2 (static)"),
         ] {
-            let args = args(Some(AFormatArg::Nvfp4), None);
+            let args = args(Some(AFormat::Nvfp4), None);
             let a = prepare(f32_row(), "x".into(), &args, Some(InputScales { gate, up })).unwrap();
             assert_eq!(a.quantize, QuantizeA::Static(3e-2));
             assert_eq!(

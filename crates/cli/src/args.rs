@@ -4,11 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dualgemm::GpuId;
-use dualgemm::checkpoint::GateUpOrder;
+use dualgemm::checkpoint::{GateUpOrder, NibbleOrder};
 use dualgemm::formats::ScaleLayout;
-use dualgemm::gemm::Activation;
+use dualgemm::gemm::{AFormat, Activation, OutFormat, OutScale, RouterWeights};
 
 use crate::command::{
     bench, completions, convert, doctor, inspect, ptx, quantize, run, sim, tune, validate, verify,
@@ -84,11 +85,11 @@ pub struct ReadArgs {
     #[arg(long, value_name = "ORDER")]
     pub gate_up_order: Option<GateUpOrder>,
     /// Which nibble of a byte holds the even element along K, where it is not the convention's.
-    #[arg(long, value_enum, value_name = "ORDER")]
-    pub nibble_order: Option<NibbleOrderArg>,
+    #[arg(long, value_name = "ORDER", value_parser = named(NIBBLE_ORDERS))]
+    pub nibble_order: Option<NibbleOrder>,
     /// Order of the stored block scales, where it is not the convention's.
-    #[arg(long, value_enum, value_name = "LAYOUT")]
-    pub scale_layout: Option<ScaleLayoutArg>,
+    #[arg(long, value_name = "LAYOUT", value_parser = named(SCALE_LAYOUTS))]
+    pub scale_layout: Option<ScaleLayout>,
     /// Look only at MLPs whose name starts with this, where several parts of a model number their layers.
     #[arg(long, value_name = "PREFIX")]
     pub within: Option<String>,
@@ -126,8 +127,8 @@ pub struct OperationArgs {
     pub module: Option<String>,
     /// Format between gate/up and the down projection of --op mlp and moe [default: bf16]. nvfp4 takes the down projection's
     /// input scale, the largest of a mixture's; where there is none, an MLP has that of its values.
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub between: Option<OutFormatArg>,
+    #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
+    pub between: Option<AFormat>,
     /// Experts of each token of --op moe. Without it, what --routing has, or what the
     /// configuration or the metadata says, which it must not differ from.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -138,8 +139,8 @@ pub struct OperationArgs {
     pub routing: Option<PathBuf>,
     /// Whether the weights of --op moe multiply what comes out of an expert or what goes in, as in Llama 4 [default: as
     /// the model's family has it].
-    #[arg(long, value_enum, value_name = "SIDE")]
-    pub router_weights: Option<RouterWeightsArg>,
+    #[arg(long, value_name = "SIDE", value_parser = named(ROUTER_WEIGHTS))]
+    pub router_weights: Option<RouterWeights>,
     /// Leave out the shared expert of --op moe, which is added otherwise.
     #[arg(long)]
     pub routed_only: bool,
@@ -193,15 +194,6 @@ impl OpArg {
     }
 }
 
-/// Where the weights of a router go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum RouterWeightsArg {
-    /// They multiply each expert's result.
-    Output,
-    /// They multiply each expert's input.
-    Input,
-}
-
 /// What A is.
 #[derive(Debug, Args)]
 pub struct ActivationArgs {
@@ -214,8 +206,8 @@ pub struct ActivationArgs {
     pub input_tensor: Option<String>,
     /// Format that A is used in. Floats are rounded to a narrower format and quantized to nvfp4; without this, A is
     /// used as the file holds it (bf16 where it is generated).
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub a_format: Option<AFormatArg>,
+    #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
+    pub a_format: Option<AFormat>,
     /// Tensor scale by which a float A is quantized to nvfp4: the checkpoint's input scale, or A's own. Without
     /// this, --a-format nvfp4 takes the checkpoint's where there is one.
     #[arg(long, value_enum, value_name = "SCALE")]
@@ -240,32 +232,6 @@ pub struct EpilogueArgs {
     pub round_gate_up_to_bf16: bool,
 }
 
-/// Spellings of the formats of A.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AFormatArg {
-    /// 32-bit float.
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// IEEE half.
-    F16,
-    /// 4-bit codes, a scale per 16 and one per tensor.
-    Nvfp4,
-}
-
-/// Spellings of the formats of C.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OutFormatArg {
-    /// 32-bit float.
-    F32,
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// Quantized as the A operand of the down projection.
-    Nvfp4,
-}
-
 /// Where the tensor scale of a quantized A comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum QuantizeArg {
@@ -275,36 +241,49 @@ pub enum QuantizeArg {
     Dynamic,
 }
 
+/// Names of values, with what each means.
+pub type Names<T> = &'static [(&'static str, T, &'static str)];
+
+/// Formats of A, of C and of what is between two products.
+pub const FORMATS: Names<AFormat> = &[
+    ("f32", AFormat::F32, "32-bit float"),
+    ("f16", AFormat::F16, "IEEE half"),
+    ("bf16", AFormat::Bf16, "bfloat16"),
+    ("nvfp4", AFormat::Nvfp4, "4-bit codes, a scale per 16 and one per tensor"),
+];
 /// Orders of block scales in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ScaleLayoutArg {
-    /// Row-major, no padding.
-    Linear,
-    /// Tiles of 128 rows by 4 blocks, as cuBLAS and CUTLASS read them.
-    #[value(name = "128x4")]
-    Sf128x4,
-    /// Tiles of 8 rows by 4 blocks (TensorRT-LLM, small M).
-    #[value(name = "8x4")]
-    Sf8x4,
+pub const SCALE_LAYOUTS: Names<ScaleLayout> = &[
+    ("linear", ScaleLayout::Linear, "row-major, no padding"),
+    ("128x4", ScaleLayout::Sf128x4, "tiles of 128 rows by 4 blocks, as cuBLAS and CUTLASS read them"),
+    ("8x4", ScaleLayout::Sf8x4, "tiles of 8 rows by 4 blocks (TensorRT-LLM, small M)"),
+];
+/// Orders of the two codes in a byte.
+pub const NIBBLE_ORDERS: Names<NibbleOrder> = &[
+    ("lo-hi", NibbleOrder::LoHi, "even element in the low nibble, as nearly every producer writes it"),
+    ("hi-lo", NibbleOrder::HiLo, "even element in the high nibble (ComfyUI)"),
+];
+const ROUTER_WEIGHTS: Names<RouterWeights> = &[
+    ("output", RouterWeights::Output, "they multiply each expert's result"),
+    ("input", RouterWeights::Input, "they multiply each expert's input"),
+];
+
+/// Reads a value by its name; help and errors list all.
+pub fn named<T: Copy + Send + Sync + 'static>(all: Names<T>) -> impl TypedValueParser<Value = T> {
+    let values = all.iter().map(|(name, _, doc)| PossibleValue::new(*name).help(*doc));
+    PossibleValuesParser::new(values).map(|text| {
+        let (_, value, _) = all.iter().find(|(name, ..)| *name == text).expect("one of the possible values");
+        *value
+    })
 }
 
-impl From<ScaleLayoutArg> for ScaleLayout {
-    fn from(layout: ScaleLayoutArg) -> Self {
-        match layout {
-            ScaleLayoutArg::Linear => Self::Linear,
-            ScaleLayoutArg::Sf128x4 => Self::Sf128x4,
-            ScaleLayoutArg::Sf8x4 => Self::Sf8x4,
-        }
+/// C in a format; one in nvfp4 has block scales in this order and this tensor scale.
+pub fn out_format(format: AFormat, scale_layout: ScaleLayout, global_scale: OutScale) -> OutFormat {
+    match format {
+        AFormat::F32 => OutFormat::F32,
+        AFormat::F16 => OutFormat::F16,
+        AFormat::Bf16 => OutFormat::Bf16,
+        AFormat::Nvfp4 | AFormat::Mxfp4 => OutFormat::Nvfp4 { scale_layout, global_scale },
     }
-}
-
-/// Order of the two codes in a byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum NibbleOrderArg {
-    /// Even element in the low nibble, as nearly every producer writes it.
-    LoHi,
-    /// Even element in the high nibble (ComfyUI).
-    HiLo,
 }
 
 /// Where to compute.

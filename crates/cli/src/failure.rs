@@ -2,6 +2,7 @@
 
 use std::any::Any;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use dualgemm::cpu;
 
 /// The thing checked is wrong; the report says how.
@@ -60,14 +61,21 @@ pub fn line(error: &anyhow::Error) -> String {
     parts.join(": ")
 }
 
-/// clap's report of wrong usage on one line, its hints kept and its usage block dropped.
+/// clap's report of wrong usage on one line, without its usage block. An argument that it takes another for is said only if
+/// they begin alike.
 pub fn usage_line(error: &clap::Error) -> String {
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.chars().take(4).collect::<String>(),
+        _ => String::new(),
+    };
+    let alike = said(ContextKind::InvalidArg) == said(ContextKind::SuggestedArg);
+    let guesses = error.kind() == ErrorKind::UnknownArgument && !alike;
     let text = error.to_string();
     let lines = text
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty());
+        .filter(|line| !line.is_empty() && !(guesses && line.starts_with("tip:")));
     let line = lines.collect::<Vec<_>>().join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     format!("{}; see dualgemm --help", line.trim_end_matches('.'))
@@ -91,6 +99,7 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
     use anyhow::Context as _;
+    use clap::Parser as _;
 
     #[test]
     fn causes_are_joined_and_said_once() {
@@ -110,6 +119,17 @@ mod tests {
             anyhow::Error::new(Unsupported { what: "no such device".into(), instead: "use cpu".into() });
         assert_eq!(exit_code(&error), UNSUPPORTED);
         assert_eq!(exit_code(&error.context("run")), UNSUPPORTED);
+    }
+
+    #[test]
+    fn only_likely_guesses_are_said() {
+        let said = |argument: &str| {
+            let args = ["dualgemm", "bench", argument];
+            usage_line(&crate::args::Cli::try_parse_from(args).unwrap_err())
+        };
+        assert!(said("--shape=1x16x16").contains("a similar argument exists: '--shapes'"));
+        let unlike = said("--output=x");
+        assert_eq!(unlike, "unexpected argument '--output' found; see dualgemm --help");
     }
 
     #[test]

@@ -7,14 +7,13 @@ use std::path::Path;
 
 use anyhow::bail;
 use dualgemm::checkpoint::{
-    BadInputScale, Checkpoint, Error, GateUpSource, Linear, LinearSource, MlpKind, NibbleOrder, OpenOptions,
-    Stated,
+    BadInputScale, Checkpoint, Error, GateUpSource, Linear, LinearSource, MlpKind, OpenOptions, Stated,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
 use dualgemm::{PackedWeights, Plan};
 
-use crate::args::{EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
+use crate::args::{EpilogueArgs, LayerArgs, ReadArgs};
 
 /// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
 /// go of pages.
@@ -24,12 +23,9 @@ const RUN_BYTES: usize = 1 << 20;
 pub fn open(path: &Path, args: &ReadArgs, activation: Option<Activation>) -> Result<Checkpoint, Error> {
     let options = OpenOptions {
         convention: args.convention.clone(),
-        nibble_order: args.nibble_order.map(|order| match order {
-            NibbleOrderArg::LoHi => NibbleOrder::LoHi,
-            NibbleOrderArg::HiLo => NibbleOrder::HiLo,
-        }),
+        nibble_order: args.nibble_order,
         gate_up_order: args.gate_up_order,
-        scale_layout: args.scale_layout.map(Into::into),
+        scale_layout: args.scale_layout,
         within: args.within.clone(),
         bad_input_scale: match args.unusable_input_scale_is_one {
             true => BadInputScale::One,

@@ -14,9 +14,7 @@ use dualgemm::gemm::{
 };
 use dualgemm::{AnyDesc, AnyPlan, AnyWeights, Error, MixtureDesc, MlpPlan, PackedMlp};
 
-use crate::args::{
-    ActivationArgs, EpilogueArgs, LayerArgs, OpArg, OperationArgs, OutFormatArg, RouterWeightsArg,
-};
+use crate::args::{ActivationArgs, EpilogueArgs, LayerArgs, OpArg, OperationArgs, out_format};
 use crate::layer::{self, InputScales, Layer};
 use crate::routing::OwnedRouting;
 use crate::scales::{self, MatrixReport};
@@ -240,7 +238,7 @@ impl<'c> Operation<'c> {
     /// Where the weights of a mixture's router go: as asked, or as the model has it.
     pub fn router_weights(&self, args: &OperationArgs) -> RouterWeights {
         match (args.router_weights, self) {
-            (Some(RouterWeightsArg::Input), _) => RouterWeights::Input,
+            (Some(asked), _) => asked,
             (None, Self::Mixture(mixture)) => mixture.checkpoint.router_weights(),
             _ => RouterWeights::Output,
         }
@@ -387,24 +385,19 @@ fn check_finite(a: &AOperand<'_>, between: OutFormat) -> anyhow::Result<()> {
 
 /// The format between the products of an MLP; nvfp4 takes the down projection's input scale.
 fn between(
-    asked: Option<OutFormatArg>,
+    asked: Option<AFormat>,
     scale: Result<Option<GlobalScale>, dualgemm::checkpoint::Error>,
 ) -> anyhow::Result<OutFormat> {
-    Ok(match asked {
-        Some(OutFormatArg::F32) => OutFormat::F32,
-        Some(OutFormatArg::F16) => OutFormat::F16,
-        Some(OutFormatArg::Bf16) | None => OutFormat::Bf16,
-        Some(OutFormatArg::Nvfp4) => OutFormat::Nvfp4 {
-            scale_layout: ScaleLayout::Linear,
-            global_scale: scale?.map_or(OutScale::Dynamic, |scale| OutScale::Static(scale.value())),
-        },
-    })
+    let format = asked.unwrap_or(AFormat::Bf16);
+    let scale = if format == AFormat::Nvfp4 { scale? } else { None };
+    let scale = scale.map_or(OutScale::Dynamic, |scale| OutScale::Static(scale.value()));
+    Ok(out_format(format, ScaleLayout::Linear, scale))
 }
 
 /// The same for a mixture, whose experts share the largest of their scales.
-fn mixture_between(asked: Option<OutFormatArg>, mixture: &Mixture<'_>) -> anyhow::Result<OutFormat> {
+fn mixture_between(asked: Option<AFormat>, mixture: &Mixture<'_>) -> anyhow::Result<OutFormat> {
     let mut largest = GlobalScale::multiplier(0.0);
-    for mlp in mixture.all().filter(|_| asked == Some(OutFormatArg::Nvfp4)) {
+    for mlp in mixture.all().filter(|_| asked == Some(AFormat::Nvfp4)) {
         let Some(scale) = mlp.down.input_scale()? else {
             bail!(
                 "--between nvfp4: {} has no input scale, and the tokens of a mixture cannot share a dynamic one; f32, f16 \

@@ -1,13 +1,14 @@
 //! Speed of the whole operation on this machine: prepare A, multiply, epilogue, write C as f16.
 //!
 //! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [ISA] [1t|2t|...] [4c] [100ms] [limits]
-//! [MxNxK ...]`. Packing is excluded. `4c` uses four copies of the weights in turn, so that caches do not hold them; `limits` holds
+//! [team] [MxNxK ...]`. Packing is excluded. `4c` uses four copies of the weights in turn, so that caches do not hold them; `limits` holds
 //! each median against the rate at which as many bytes are read. Activations are normally distributed, since their spread decides how
-//! few rows are multiplied. Without a number of threads, one and two are measured. Calls come from inside a pool of that many.
+//! few rows are multiplied. Without a number of threads, one and two are measured. Calls come from inside a pool of that many,
+//! or a [`Team`].
 
 use std::time::{Duration, Instant};
 
-use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, limits};
+use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Team, limits};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut};
 use half::{bf16, f16};
@@ -57,7 +58,7 @@ impl Random {
 fn main() {
     let mut format = AFormat::Bf16;
     let (mut shapes, mut threads, mut time) = (Vec::<[usize; 3]>::new(), vec![], Duration::from_millis(500));
-    let (mut copies, mut isa, mut with_limits) = (1, None, false);
+    let (mut copies, mut isa, mut with_limits, mut with_team) = (1, None, false, false);
     let number = |text: &str| text.parse().expect("a format, 2t, 4c, 500ms or MxNxK");
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
@@ -66,6 +67,7 @@ fn main() {
             "bf16" => format = AFormat::Bf16,
             "nvfp4" => format = AFormat::Nvfp4,
             "limits" => with_limits = true,
+            "team" => with_team = true,
             name if name.parse::<Isa>().is_ok() => isa = name.parse().ok(),
             other => match (other.strip_suffix("ms"), other.strip_suffix('t'), other.strip_suffix('c')) {
                 (Some(millis), ..) => time = Duration::from_millis(number(millis) as u64),
@@ -101,7 +103,7 @@ fn main() {
             let mut gemm = CpuGemm::new(&plan, 1).expect("an available instruction set");
             let (mut times, mut read) = (Vec::new(), 0.0);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-            pool.install(|| {
+            let measure = || {
                 if with_limits {
                     let beyond = CpuPlan { bytes: (copies * packed[0].bytes()) as f64, ..plan.clone() };
                     read = plan.bytes / limits::of_plan(&beyond).expect("an available instruction set").1;
@@ -114,7 +116,12 @@ fn main() {
                     gemm.run(&a, &group, OutputMut::F16(&mut c)).expect("fits the plan");
                     times.push(t.elapsed().as_secs_f64());
                 }
-            });
+            };
+            if with_team {
+                Team::new(threads).expect("threads").install(measure)
+            } else {
+                pool.install(measure)
+            }
             times.sort_by(f64::total_cmp);
             let rate = |time: f64| (time * 1e3, plan.flops / time / 1e9, plan.bytes / time / 1e9);
             let ((median, flops, bytes), best) = (rate(times[times.len() / 2]), rate(times[0]));

@@ -5,14 +5,17 @@
 //! ```text
 //! floats    a lane of f32 sums every k of its residue, fused; then lanes are added               any types, any rows
 //! pairs     the same with VDPBF16PS, which adds two products: see `w4a16::dots`                  bf16 · bf16 on AMD's
-//! tiles     as `w4a16::tiles`, with 32 features in the place of rows of A, and rows of A in the  bf16 · bf16 with AMX or
-//!           place of features: so no weight is reordered                                         VDPBF16PS or BFMMLA, many rows
+//! tiles     as `w4a16::tiles`, with 32 features in the place of rows of A, and rows of A in the  bf16 · bf16 with AMX,
+//!           place of features: so no weight is reordered; with VDPBF16PS see `dots`              VDPBF16PS or BFMMLA, many rows
 //! ```
 //!
 //! Pairs and tiles take bf16 and sums below 2⁻¹²⁶ for 0. One row is bound by the memory. C may differ in its last bits between
 //! instruction sets and between numbers of rows, but not between numbers of threads.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod dots;
 mod products;
+mod tiles;
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -22,11 +25,10 @@ use dualgemm_formats::{FloatMatrix, Matrix};
 use dualgemm_gemm::{OutFormat, OutputMut};
 use half::{bf16, f16};
 
-pub(crate) use products::Products;
-use products::{Element, Fused, multiply};
+pub(crate) use products::{Element, Fused, Products, multiply};
 
 use crate::aligned::Aligned;
-use crate::amx::{Pass, TILE_K, TILE_ROWS, Tiles, Unit};
+use crate::amx::{TILE_K, TILE_ROWS, Tiles};
 use crate::fetch::prefetch;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::compiled_for;
@@ -36,7 +38,6 @@ use crate::threads::{self, SharedSlice};
 use crate::tile::{MAX_TILE_ROWS, TILE_COLS};
 #[cfg(target_arch = "x86_64")]
 use crate::w4a16::dots::Dots;
-use crate::w4a16::tiles::BLOCK_K;
 use crate::w4a16::{Pairs, Vector, for_rows, widen};
 use crate::{CpuOptions, Error, Isa, vmath};
 
@@ -52,18 +53,28 @@ const fn padded(k: usize) -> usize {
 }
 
 /// Words of a worker's room: sums of most rows, and weights of a panel.
-const ROOM: usize = MAX_TILE_ROWS * TILE_COLS + TILE_COLS * (STRETCH + PAD);
+const ROOM: usize = MAX_TILE_ROWS * TILE_COLS * TILE_PANELS + TILE_COLS * (STRETCH + PAD);
+
+/// Most panels of 32 features of a tile of bf16, where weights are not copied.
+const TILE_PANELS: usize = 4;
 
 /// Rows of a tile where there are no tiles of AMX.
 const VECTOR_ROWS: usize = 64;
 
 /// Rows of a block of tiles.
-const BLOCK_ROWS: usize = 2 * TILE_ROWS;
+pub(crate) const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 
 /// Fewest rows for which a block of tiles that is not full pays.
 const fn min_tile_rows(tiles: Tiles) -> usize {
-    if tiles.are_real() { TILE_ROWS } else { BLOCK_ROWS }
+    match tiles {
+        Tiles::Vectors if cfg!(target_arch = "x86_64") => MIN_BLOCK_ROWS,
+        Tiles::Vectors => BLOCK_ROWS,
+        _ => TILE_ROWS,
+    }
 }
+
+/// The least of these. With VDPBF16PS, 7 rows take as long as 16, and no longer than two passes of few rows.
+const MIN_BLOCK_ROWS: usize = 7;
 
 /// Rows of A that are prepared and multiplied before the next ones.
 const WAVE_ROWS: usize = 1024;
@@ -71,7 +82,8 @@ const WAVE_ROWS: usize = 1024;
 /// Most panels of 32 features that a thread takes at a time.
 const MAX_PANELS: usize = 8;
 
-/// Rows that are few.
+/// Rows that are few: the sums of [`STREAMS`] features and so many rows fit the registers. With pairs, which only AVX-512 has, they
+/// are more.
 const FEW_ROWS: usize = 3;
 
 /// Features that few rows read at once.
@@ -105,7 +117,7 @@ impl FloatLinear {
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
         let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
         let wave = rows.min(WAVE_ROWS);
-        let wave = if wave < TILE_ROWS { wave } else { wave.next_multiple_of(BLOCK_ROWS) };
+        let wave = if wave < MIN_BLOCK_ROWS { wave } else { wave.next_multiple_of(BLOCK_ROWS) };
         let words = k.checked_add(2 * PAD).and_then(|_| padded(k).checked_mul(wave));
         let words = words.and_then(Aligned::try_zeroed).ok_or(Error::NoMemory { rows, k })?;
         let rooms = (0..threads).map(|_| Mutex::new(Aligned::zeroed(ROOM))).collect();
@@ -186,10 +198,13 @@ impl FloatLinear {
             Way::Tiles(_) => (CACHED / k / BLOCK_ROWS * BLOCK_ROWS).clamp(BLOCK_ROWS, MAX_TILE_ROWS),
             _ => VECTOR_ROWS,
         };
-        let mut of_panel = TILE_COLS;
-        if rows.len() <= FEW_ROWS {
-            of_panel *= (n / TILE_COLS / (8 * threads)).clamp(1, MAX_PANELS);
-        }
+        let few = way.are_few(rows.len());
+        let most = match way {
+            Way::Tiles(_) if isa.tiles == Tiles::Vectors && cfg!(target_arch = "x86_64") => TILE_PANELS,
+            _ if few => MAX_PANELS,
+            _ => 1,
+        };
+        let of_panel = TILE_COLS * (n / TILE_COLS / (8 * threads)).clamp(1, most);
         let (words, rooms, panels) = (&self.words[..], &self.rooms, n.div_ceil(of_panel));
         threads::for_each(
             threads,
@@ -200,8 +215,20 @@ impl FloatLinear {
                 let (tile, first_col) = (item / panels * of_tile, item % panels * of_panel);
                 let (count, cols) = (of_tile.min(rows.len() - tile), of_panel.min(n - first_col));
                 let room = &mut room[..];
-                let multiply =
-                    Multiply { isa, way, words, stride, tile, rows: count, k, bias, first_col, cols, room };
+                let multiply = Multiply {
+                    isa,
+                    way,
+                    few,
+                    words,
+                    stride,
+                    tile,
+                    rows: count,
+                    k,
+                    bias,
+                    first_col,
+                    cols,
+                    room,
+                };
                 isa.dispatch(Store { multiply, c, n, first_row: rows.start + tile });
             },
         );
@@ -263,10 +290,23 @@ enum Way<'a> {
     Tiles(&'a Matrix<'a, bf16>),
 }
 
+impl Way<'_> {
+    /// Whether so many rows are few.
+    fn are_few(self, rows: usize) -> bool {
+        match self {
+            Way::Floats(_) => rows <= FEW_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Way::Pairs(_) => true,
+            Way::Tiles(_) => false,
+        }
+    }
+}
+
 /// Computes the sums of some rows and features, bias included.
 struct Multiply<'a> {
     isa: Available,
     way: Way<'a>,
+    few: bool,
     /// A of the wave, and the elements from row to row, where it is written by rows.
     words: &'a [f32],
     stride: usize,
@@ -304,20 +344,37 @@ impl Work for Store<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(mut self, token: S) {
-        let Multiply { rows, first_col, cols, .. } = self.multiply;
-        let few = rows <= FEW_ROWS && !matches!(self.multiply.way, Way::Tiles(_));
+        let Multiply { rows, few, first_col, cols, .. } = self.multiply;
         let width = if few { cols } else { TILE_COLS };
         self.multiply.run(token);
-        for (row, values) in (self.first_row..).zip(self.multiply.room.chunks_exact_mut(width).take(rows)) {
-            if let Some(bias) = self.multiply.bias {
-                values.iter_mut().zip(&bias[first_col..]).for_each(|(sum, bias)| *sum += bias);
+        let room = std::mem::take(&mut self.multiply.room);
+        let of_panel = if width < cols { rows.next_multiple_of(BLOCK_ROWS) } else { rows } * width;
+        for first in (0..cols).step_by(width) {
+            let panel = &mut room[first / width * of_panel..];
+            let (at, cols) = (first_col + first, width.min(cols - first));
+            for (row, values) in (self.first_row..).zip(panel.chunks_exact_mut(width).take(rows)) {
+                match values.first_chunk_mut::<TILE_COLS>() {
+                    // A length that the compiler knows.
+                    Some(values) if cols == TILE_COLS => self.finish(row, at, values),
+                    _ => self.finish(row, at, &mut values[..cols]),
+                }
             }
-            for value in &mut values[..cols] {
-                *value = vmath::canonical(*value);
-            }
-            // SAFETY: each element of C belongs to one item of work, which one thread takes.
-            unsafe { self.c.write(row * self.n + first_col, &values[..cols]) };
         }
+    }
+}
+
+impl Store<'_> {
+    /// Writes the sums of features of a row, from one on.
+    #[inline(always)]
+    fn finish(&self, row: usize, first_col: usize, sums: &mut [f32]) {
+        if let Some(bias) = self.multiply.bias {
+            sums.iter_mut().zip(&bias[first_col..]).for_each(|(sum, bias)| *sum += bias);
+        }
+        for sum in &mut *sums {
+            *sum = vmath::canonical(*sum);
+        }
+        // SAFETY: each element of C belongs to one item of work, which one thread takes.
+        unsafe { self.c.write(row * self.n + first_col, sums) };
     }
 }
 
@@ -334,8 +391,10 @@ impl Multiply<'_> {
                 Way::Pairs(w) => {
                     compiled_for!(Avx512Bf16, {
                         unsafe fn compiled(work: &mut Multiply<'_>, w: &Matrix<'_, bf16>) {
-                            // SAFETY: `Isa::checked` found the instructions, where tiles are vectors.
-                            unsafe { work.vectors::<Dots, 8, 3>(w) };
+                            for_rows!(work.rows, MIN_BLOCK_ROWS - 1, |COUNT| {
+                                // SAFETY: `Isa::checked` found the instructions, where tiles are vectors.
+                                unsafe { work.few_rows::<Dots, COUNT>(w) }
+                            });
                         }
                     });
                     compiled(self, w);
@@ -343,58 +402,14 @@ impl Multiply<'_> {
                 Way::Tiles(w) => match self.isa.tiles {
                     #[cfg(target_arch = "x86_64")]
                     Tiles::Hardware => self.tiles::<crate::amx::Amx>(w),
-                    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+                    #[cfg(target_arch = "x86_64")]
+                    Tiles::Vectors => self.dots(w),
+                    #[cfg(target_arch = "aarch64")]
                     Tiles::Vectors => self.tiles::<crate::w4a16::dots::Vectors>(w),
                     #[cfg(test)]
                     Tiles::Emulated => self.tiles::<crate::amx::Emulated>(w),
                     Tiles::No => unreachable!("`wave` takes tiles only where there are some"),
                 },
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn tiles<U: Unit>(&mut self, w: &Matrix<'_, bf16>) {
-        let Self { rows, k, first_col, .. } = *self;
-        let (blocks, of_block) = (rows.div_ceil(BLOCK_ROWS), k.next_multiple_of(TILE_K) * BLOCK_ROWS);
-        let a = &bytemuck::cast_slice::<f32, u16>(self.words)[self.tile / BLOCK_ROWS * of_block..]
-            [..blocks * of_block];
-        let (sums, room) = self.room.split_at_mut(blocks * BLOCK_ROWS * TILE_COLS);
-        sums.fill(0.0);
-        let sums = sums.as_chunks_mut::<{ BLOCK_ROWS * TILE_COLS }>().0;
-        let weights = bytemuck::cast_slice_mut::<f32, u16>(room).as_chunks_mut::<TILE_K>().0;
-        // SAFETY: the caller's machine has the unit.
-        let mut unit = unsafe { U::new() };
-        unit.configure(TILE_ROWS);
-        for first in (0..k).step_by(BLOCK_K) {
-            let steps = BLOCK_K.min(k - first).div_ceil(TILE_K);
-            for feature in 0..TILE_COLS {
-                let row = &w.row((first_col + feature).min(w.rows() - 1))[first..k.min(first + BLOCK_K)];
-                let to = &mut weights[feature / TILE_ROWS * steps * TILE_ROWS + feature % TILE_ROWS..];
-                let (whole, rest) = bytemuck::cast_slice::<bf16, u16>(row).as_chunks::<TILE_K>();
-                for (to, from) in to.iter_mut().step_by(TILE_ROWS).zip(whole) {
-                    *to = *from;
-                }
-                fetch_behind(row);
-                if !rest.is_empty() {
-                    let to = &mut to[whole.len() * TILE_ROWS];
-                    *to = [0; TILE_K];
-                    to[..rest.len()].copy_from_slice(rest);
-                }
-            }
-            let (group, second) = (weights.as_ptr().cast(), weights[steps * TILE_ROWS..].as_ptr().cast());
-            for (sums, a) in sums.iter_mut().zip(a.chunks_exact(of_block)) {
-                let (b, sums) = (a[first * BLOCK_ROWS..].as_ptr(), sums.as_mut_ptr());
-                // SAFETY: a block has so many steps of A and of two groups of weights, and 32 sums of each of 32 features.
-                unsafe { unit.pass(&Pass { a: group, second: Some(second), b, steps, sums }) };
-            }
-        }
-        for sums in sums {
-            let by_feature = *sums;
-            for (feature, of_feature) in by_feature.as_chunks::<BLOCK_ROWS>().0.iter().enumerate() {
-                for (row, sum) in of_feature.iter().enumerate() {
-                    sums[row * TILE_COLS + feature] = *sum;
-                }
             }
         }
     }
@@ -420,7 +435,7 @@ impl Multiply<'_> {
     ) {
         let Self { rows, k, first_col, stride, cols, .. } = *self;
         let a = &bytemuck::cast_slice::<f32, P::A>(self.words)[self.tile * stride..];
-        if rows <= FEW_ROWS {
+        if self.few {
             // SAFETY: as here.
             for_rows!(rows, FEW_ROWS, |COUNT| return unsafe { self.few_rows::<P, COUNT>(w) });
         }

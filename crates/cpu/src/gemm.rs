@@ -48,7 +48,7 @@ impl CpuGemm {
     /// Returns the tensor scale of a re-quantized C.
     ///
     /// A caller inside the rayon pool takes part in the work. Any other sleeps until the pool is done, which costs 20 to 60 µs;
-    /// with one row that is noticeable.
+    /// with one row that is noticeable. Threads of a [`Team`](crate::Team) are awake, and the caller is one of them.
     ///
     /// # Errors
     /// If A, a group or `c` does not fit the plan, or a block scale of A is NaN or negative. Then C is unchanged,

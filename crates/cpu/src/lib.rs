@@ -10,9 +10,12 @@
 //! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
 //! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
 //! | [`limits`] | [`limits::Limits`]: the most that the machine can do, measured |
+//! | [`team`] | [`Team`]: threads that stay awake between calls |
 //! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 //! | [`float_linear`] | [`FloatLinear`]: linear layers with weights that stay floats |
+//! | `attention` | a prompt's causal attention in bf16 |
+//! | [`token`] | [`TokenLayer`]: a decoder layer's norms, rotation and attention, for one token |
 
 mod aligned;
 #[cfg_attr(
@@ -20,6 +23,8 @@ mod aligned;
     allow(dead_code, reason = "x86 alone has tiles, and tests emulate them")
 )]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+pub mod attention;
 pub mod epilogue;
 pub mod error;
 mod fetch;
@@ -36,8 +41,10 @@ mod output;
 pub mod pack;
 pub mod plan;
 mod schedule;
+pub mod team;
 mod threads;
 pub mod tile;
+pub mod token;
 mod vmath;
 mod w4a16;
 mod w4a4;
@@ -50,5 +57,7 @@ pub use gemm::CpuGemm;
 pub use isa::Isa;
 pub use pack::PackedGateUp;
 pub use plan::{CpuOptions, CpuPlan};
+pub use team::Team;
 pub use tile::{RowTile, Tile, TileKernel, TileSink};
+pub use token::TokenLayer;
 pub use workspace::{Group, Workspace};

@@ -15,6 +15,7 @@ use half::{bf16, f16};
 use crate::Error;
 use crate::epilogue::TileEpilogue;
 use crate::isa::{InstructionSet, Work};
+use crate::lanes;
 use crate::pack::PANEL;
 use crate::threads::{self, SharedSlice};
 use crate::tile::{TILE_COLS, Tile, TileSink};
@@ -139,10 +140,17 @@ impl Destination<'_> {
                 Self::F32(c) | Self::Deferred(c, _) => c.part(at, values.len()).copy_from_slice(values),
                 Self::F16(c) => c.part(at, values.len()).convert_from_f32_slice(values),
                 // Infinities and the NaN of an epilogue stay what they are. Half's function is not made of vectors, and takes long.
-                Self::Bf16(c) => c.part(at, values.len()).iter_mut().zip(values).for_each(|(to, value)| {
-                    let bits = value.to_bits();
-                    *to = bf16::from_bits(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16);
-                }),
+                Self::Bf16(c) => {
+                    let round = |value: f32| {
+                        let bits = value.to_bits();
+                        bf16::from_bits(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16)
+                    };
+                    let (to, rest) = c.part(at, values.len()).as_chunks_mut();
+                    let (values, last) = values.as_chunks();
+                    // By way of arrays, which nothing else can lie in: else a loop of known length is no vectors.
+                    to.iter_mut().zip(values).for_each(|(to, values)| *to = lanes::map(values, round));
+                    rest.iter_mut().zip(last).for_each(|(to, value)| *to = round(*value));
+                }
                 Self::Nvfp4(..) | Self::Amax(_) => {}
             }
         }

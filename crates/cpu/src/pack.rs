@@ -25,6 +25,7 @@ use dualgemm_gemm::{GateUp, Operation, WeightRef};
 
 use crate::Error;
 use crate::aligned::Aligned;
+use crate::team;
 use crate::threads::{self, SharedSlice};
 
 /// Gate features (and up features) of a panel.
@@ -81,7 +82,7 @@ pub struct PackedGateUp {
 }
 
 impl PackedGateUp {
-    /// Packs a pair of weights or a linear layer, on all threads of the current rayon pool.
+    /// Packs a pair of weights or a linear layer, on all threads of the current [team](crate::Team) or rayon pool.
     ///
     /// # Errors
     /// If the halves do not belong together or a block scale is NaN or negative.
@@ -168,7 +169,7 @@ impl PackedGateUp {
         let (len, columns) = (self.panel_len(), panel_columns(self.op));
         let shared = SharedSlice::new(&mut self.panels);
         threads::for_each(
-            rayon::current_num_threads(),
+            team::threads(),
             n.div_ceil(columns),
             |_| (),
             |(), panel| {

@@ -4,14 +4,14 @@ use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc};
 
 use crate::pack::{CHUNK, CHUNK_K, PANEL, panel_columns};
 use crate::tile::MAX_TILE_ROWS;
-use crate::{Error, Isa, w4a4, w4a16};
+use crate::{Error, Isa, team, w4a4, w4a16};
 
 /// Choices of a caller. By default the plan chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
     /// Instruction set; by default what [`Isa::detect`] finds.
     pub isa: Option<Isa>,
-    /// Threads; by default those of the current rayon pool.
+    /// Threads; by default those of the [`Team`](crate::Team) that the caller is inside of, or else of the current rayon pool.
     pub threads: Option<usize>,
     /// Computes C twice if its tensor scale comes from its values: once for the scale, once for the result. That takes twice the
     /// time and saves the `4 · m · n · batch` bytes that C takes in f32 until the scale is known.
@@ -50,7 +50,7 @@ impl CpuPlan {
     pub fn new(desc: &DualGemmDesc, options: CpuOptions) -> Result<Self, Error> {
         desc.check()?;
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
-        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
+        let threads = options.threads.unwrap_or_else(team::threads).max(1);
         let (operands, most_rows) = match desc.a_compute().block_format() {
             Some(a) => ("w4a4", w4a4::tile_rows(isa, a, desc.b, desc.k)),
             None => ("w4a16", w4a16::TILE_ROWS),
@@ -108,10 +108,11 @@ impl std::fmt::Display for CpuPlan {
         let Self { desc, kernel, threads, flops, bytes, .. } = self;
         let plural = if *threads == 1 { "" } else { "s" };
         let twice = if self.twice { ", twice for the tensor scale of C" } else { "" };
+        // Small problems, too, are more than 0.
+        let (flop, unit) = if *flops < 1e8 { (flops / 1e6, "MFLOP") } else { (flops / 1e9, "GFLOP") };
         write!(
             f,
-            "{desc}\n  {kernel} on {threads} thread{plural}{twice}: {:.3} GFLOP, {:.2} MB, {:.0} FLOP/byte",
-            flops / 1e9,
+            "{desc}\n  {kernel} on {threads} thread{plural}{twice}: {flop:.3} {unit}, {:.2} MB, {:.0} FLOP/byte",
             bytes / 1e6,
             flops / bytes
         )
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!(
             plan(200, AFormat::Nvfp4).to_string(),
             "C[200,100] f32 = silu(A[200,64] nvfp4 · B1,B2[100,64]ᵀ nvfp4)\n  portable-w4a4-64x16 on 2 threads: \
-             0.005 GFLOP, 0.10 MB, 54 FLOP/byte"
+             5.120 MFLOP, 0.10 MB, 54 FLOP/byte"
         );
         assert_eq!(plan(3, AFormat::Bf16).kernel, "portable-w4a16-3x16");
         assert_eq!(plan(300, AFormat::Bf16).kernel, "portable-w4a16-256x16");

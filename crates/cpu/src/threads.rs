@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
-/// Calls `body` once for each of `0..items`, on up to `threads` threads of the current rayon pool.
+use crate::team;
+
+/// Calls `body` once for each of `0..items`, on up to `threads` threads of the current [team](crate::Team) or rayon pool.
 ///
 /// Every participant gets its own worker number below `threads`, and keeps the state that `state(worker)` returns.
 pub(crate) fn for_each<S>(
@@ -49,6 +51,7 @@ pub(crate) fn for_each_run<S>(
     };
     match workers {
         1 => work(0),
+        workers if team::run(workers, &work) => {}
         workers => (0..workers).into_par_iter().with_max_len(1).for_each(work),
     }
 }

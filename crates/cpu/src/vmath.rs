@@ -8,11 +8,11 @@
 //! normal, one step of 2⁻¹⁴⁹ where it is subnormal.
 
 /// `e^-y` rounds to 0 in f32 for larger y (2⁻¹⁵⁰ = e^-103.97).
-const EXP_LIMIT: f32 = 104.0;
+pub(crate) const EXP_LIMIT: f32 = 104.0;
 
 /// `e^-y` for `0 ≤ y ≤ 104`, within 1 ulp (half a step where subnormal). NaN gives NaN.
 #[inline(always)]
-fn exp_neg(y: f32) -> f32 {
+pub(crate) fn exp_neg(y: f32) -> f32 {
     // Adding 1.5 · 2²³ rounds to the nearest integer and leaves it in the low bits of the significand.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts; the first has nine bits, so that its product with n is exact.

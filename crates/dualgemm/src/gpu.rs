@@ -281,7 +281,8 @@ impl GpuRunner {
                 None => Buffer::new(self.gpu, bytes.len()).map_err(dualgemm_plan::Error::from)?,
             };
             rows.write(&bytes).map_err(dualgemm_plan::Error::from)?;
-            let call = GroupedCall { call: operands.call(a.rows(), a_scale), rows: rows.ptr() };
+            let call =
+                GroupedCall { call: operands.call(a.rows(), a_scale), rows: rows.ptr(), settled: false };
             self.rows = Some(rows);
             self.check(a.rows(), &Packed::of_experts(&experts))?;
             // SAFETY: the call is on this runner's operands, which are the plan's.

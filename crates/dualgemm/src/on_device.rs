@@ -30,7 +30,8 @@
 //! let rows = Buffer::of(gpu, &[0u32, 4, 6].map(u32::to_le_bytes).concat())?;
 //! let call = DeviceCall { m, a: DeviceA::Float { values: a.ptr(), pitch: 2 * k }, c: DeviceC::Float(c.ptr()) };
 //! // SAFETY: the buffers have the sizes of the call, and live until it has ended: freeing them waits.
-//! unsafe { runner.run_device_grouped(&GroupedCall { call, rows: rows.ptr() }, &experts, Stream::Own) }?;
+//! let call = GroupedCall { call, rows: rows.ptr(), settled: false };
+//! unsafe { runner.run_device_grouped(&call, &experts, Stream::Own) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

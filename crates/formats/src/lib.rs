@@ -31,6 +31,6 @@ pub mod tensor;
 pub use block::BlockFormat;
 pub use error::Error;
 pub use floats::{FloatMatrix, FloatType, Matrix};
-pub use quantize::{Producer, QuantizeReport, Quantizer, Search, quantize};
+pub use quantize::{Producer, Quantizer, Search, quantize};
 pub use scale_layout::ScaleLayout;
 pub use tensor::{GlobalScale, GlobalScaleSource, QuantizedMatrix};

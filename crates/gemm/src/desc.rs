@@ -277,29 +277,6 @@ impl DualGemmDesc {
         Ok(())
     }
 
-    /// Checks that one batch entry's tensors fit this description. A may have any number of rows up to `m`.
-    ///
-    /// # Errors
-    /// Names the tensor and what the description wants.
-    pub fn check_operands<'w>(
-        &self,
-        a: &AOperand<'_>,
-        weights: impl Into<WeightRef<'w>>,
-    ) -> Result<(), Error> {
-        let weights = weights.into();
-        self.check()?;
-        weights.check()?;
-        let found = AFormat::of(a);
-        if found != self.a || a.k() != self.k || a.rows() > self.m {
-            return Err(Error::Operand {
-                tensor: "A".into(),
-                found: format!("{found} [{}, {}]", a.rows(), a.k()),
-                expected: format!("{} [{}, {}]", self.a, self.m, self.k),
-            });
-        }
-        self.check_weights(weights)
-    }
-
     /// Checks that weights fit this description.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ pub mod reference;
 pub use bound::Bounded;
 pub use compare::{Comparer, Comparison};
 pub use desc::{AFormat, DualGemmDesc, Operation, OutFormat, OutScale, QuantizeA};
-pub use epilogue::{Activation, Epilogue, Expr, Op, Program, Slot};
+pub use epilogue::{Activation, Epilogue, Expr, Node, Op, Program, Slot};
 pub use error::Error;
 pub use mlp::{GatedMlp, MlpDesc, RouterWeights, Routing, mixture_reference, mlp_reference, stored};
 pub use operands::{AOperand, GateUp, Linear, OutputMut, WeightRef};

@@ -455,8 +455,7 @@ fn fp8_gemms(check: &mut Check, (m, n, k): (usize, usize, usize), a: &AOperand<'
                 let c = check.gpu.alloc(m * n * 2)?;
                 let (a, gate, up) = (check.upload(&codes)?, check.upload(&gate)?, check.upload(&up)?);
                 let output = Output::new(c, alpha);
-                let row_scales = DevicePtr::NULL;
-                let args = fp8::host::FusedArgs { size: (m, n, k), a, row_scales, gate, up, output };
+                let args = fp8::host::FusedArgs { size: (m, n, k), a, gate, up, output };
                 Ok((vec![kernel.spec(&args)?], vec![c, a, gate, up]))
             },
             |check, ptrs| {

@@ -160,7 +160,7 @@ fn every_variant_of_the_kernel_for_few_tokens_assembles_without_spills() {
         for (a, whole_blocks, linear, rows) in variants.clone() {
             let what = format!("{}, {a:?} to {:?}, linear: {linear}", config.name(), rows.out);
             let variant = warpwise::fused::Variant { a, whole_blocks, linear, rows };
-            // Codes of A are for up to eight tokens.
+            // Codes of A are for few tokens.
             let Ok(module) = warpwise::fused::generate(&config, &variant) else { continue };
             assemble(&what, "sm_90a", &module.to_string());
         }

@@ -82,13 +82,17 @@ pub struct GroupedCall {
     /// `rows[e] .. rows[e + 1]`, none if both are equal; none is beyond the call's M. Read on the device when the work that
     /// the stream was given before has ended, so that a router may write it there.
     pub rows: DevicePtr,
+    /// Promises that work of this library with the same `rows`, given to the stream after what wrote them, comes before this:
+    /// a mixture's down projection, after its gate and up. Kernels may then read `rows` while the work just before goes on.
+    pub settled: bool,
 }
 
 impl GroupedCall {
     /// What tells calls apart whose launches differ, one weights' calls among each other.
     pub(crate) fn key(&self) -> [u64; 9] {
         let [a, b, c, d, e, f, g, h, _] = self.call.key();
-        [a, b, c, d, e, f, g, h, self.rows.0]
+        // Rows are at a multiple of 4.
+        [a, b, c, d, e, f, g, h, self.rows.0 | u64::from(self.settled)]
     }
 }
 

@@ -79,13 +79,13 @@ impl AroundExperts {
     pub fn gate_up(&self, call: &MixtureCall, c: DeviceC) -> GroupedCall {
         let a = DeviceA::Float { values: self.gathered.ptr(), pitch: 2 * self.k };
         let m = call.call.m * self.sizes.top_k;
-        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows }
+        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows, settled: false }
     }
 
     /// The call of the second product, on what the first left.
     pub fn down(&self, call: &MixtureCall, a: DeviceA) -> GroupedCall {
         let (m, c) = (call.call.m * self.sizes.top_k, DeviceC::Float(self.results.ptr()));
-        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows }
+        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows, settled: true }
     }
 
     /// Launches what comes before the products.

@@ -105,12 +105,21 @@ impl GpuPlan {
             None => STRATEGIES.iter().copied().filter(|s| s.automatic()).collect(),
         };
         let mut fitting: Vec<(&'static dyn Strategy, Vec<String>)> = Vec::new();
-        let mut refusals = Vec::new();
+        let mut refusals: Vec<(String, Vec<&str>)> = Vec::new();
         for s in wanted {
             match s.kernels_for(desc, options.groups, info) {
                 Ok(kernels) => fitting.push((s, kernels)),
                 Err(error) if options.strategy.is_some() => return Err(error),
-                Err(error) => refusals.push(error.to_string()),
+                Err(error) => {
+                    let reason = match error {
+                        Error::Unsupported { reason, .. } => reason,
+                        other => other.to_string(),
+                    };
+                    match refusals.iter_mut().find(|(known, _)| *known == reason) {
+                        Some((_, names)) => names.push(s.name()),
+                        None => refusals.push((reason, vec![s.name()])),
+                    }
+                }
             }
         }
         if let (Some(kernel), [(s, kernels)]) = (&options.kernel, fitting.as_slice()) {
@@ -146,11 +155,13 @@ impl GpuPlan {
             None => Err(match compute_type(desc) {
                 // What all of them would say.
                 Err(reason) => Error::Activations { reason },
-                Ok(_) => Error::NothingFits {
-                    problem: desc.to_string(),
-                    device: info.name.clone(),
-                    reasons: refusals.join("; "),
-                },
+                Ok(_) => {
+                    let of =
+                        |(reason, names): (String, Vec<&str>)| format!("{reason} ({})", names.join(", "));
+                    let (problem, device) = (desc.to_string(), info.name.clone());
+                    let reasons = refusals.into_iter().map(of).collect::<Vec<_>>().join("; ");
+                    Error::NothingFits { problem, device, reasons }
+                }
             }),
         }
     }
@@ -245,6 +256,7 @@ mod tests {
         // One CTA for each multiprocessor.
         assert_eq!(kernel(1, 4096, 7168), "sm90a_warpwise_32x2_kg16_s2");
         assert_eq!(kernel(1, 14336, 4096), "sm90a_warpwise_112x2_kg4_s2");
+        assert_eq!(kernel(16, 4096, 7168), "sm90a_warpwise_32x16_kg12_s2");
         assert!(kernel(20, 4096, 7168).contains("sm90a_fused_64x32_"));
         assert!(kernel(512, 4096, 7168).contains("128x256"));
         assert!(kernel(8192, 14336, 4096).contains("128x256"));

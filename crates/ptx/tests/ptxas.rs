@@ -1,10 +1,10 @@
 //! NVIDIA's assembler agrees with the table: it takes every sample on every target a row claims, refuses every
-//! sample on every other target, and takes the kernels of the builder tests without spills.
+//! sample on every other target, and takes every method of the builder without spills.
 //!
 //! `ptxas` comes from the PyPI package nvidia-cuda-nvcc (the table was checked against 13.0.88 and 13.5.37); the
 //! environment variable PTXAS names it if it is not on PATH.
 
-mod kernels;
+mod methods;
 mod near;
 
 use dualgemm_ptx::ast::{Module, Version};
@@ -136,8 +136,8 @@ fn every_sample_assembles_in_its_first_version() {
 #[test]
 #[ignore = "needs ptxas"]
 fn kernels_assemble_without_spills() {
-    for kernel in kernels::KERNELS {
-        let module = kernels::module(&kernel).unwrap();
+    for kernel in methods::MODULES {
+        let module = methods::module(&kernel).unwrap();
         let flags = ["-v", "-warn-spills", "-warn-lmem-usage", "-Werror"];
         let verdict = assemble(&module, kernel.1, &flags);
         assert!(verdict.success, "{} on {}:\n{}", kernel.0, kernel.1, verdict.messages);

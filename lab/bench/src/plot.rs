@@ -79,7 +79,7 @@ fn draw_on<B: DrawingBackend>(
     let (x, y) = ((x.0 / 2.0, x.1 * 2.0), (y.0 / 2.0, y.1 * 2.0));
 
     area.fill(&WHITE)?;
-    let title = format!("dualgemm on {}", report.rows[0].device);
+    let title = format!("dualgemm on {}", report.rows[0].subject.device);
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 22))
         .margin(16)

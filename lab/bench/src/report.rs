@@ -10,12 +10,9 @@ use crate::{Bound, Roofline, Timing, Work};
 /// One measured problem.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Row {
-    /// Machine or card.
-    pub device: String,
-    /// Driver version, empty on a CPU.
-    pub driver: String,
-    /// Version of the program that measured.
-    pub commit: String,
+    /// Who and what was measured.
+    #[serde(flatten)]
+    pub subject: Subject,
     /// What was computed: `gate-up`, `linear`, `mlp`, or `moe` with how many experts each token has of how many.
     #[serde(default = "gate_up")]
     pub op: String,
@@ -32,12 +29,6 @@ pub struct Row {
     pub between: Option<String>,
     /// Format of C.
     pub out_dtype: String,
-    /// How the operation was put together.
-    pub strategy: String,
-    /// Kernel that ran.
-    pub kernel: String,
-    /// Threads, 0 where that means nothing.
-    pub threads: usize,
     /// Median and spread.
     #[serde(flatten)]
     pub timing: Timing,
@@ -63,7 +54,7 @@ fn gate_up() -> String {
 }
 
 /// Who and what was measured, the part of a [`Row`] that does not follow from the problem and its time.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Subject {
     /// Machine or card.
     pub device: String,
@@ -100,12 +91,9 @@ impl Row {
         timing: Timing,
         rel_l2: Option<f64>,
     ) -> Self {
-        let Subject { device, driver, commit, strategy, kernel, threads } = subject;
         let floor_us = roofline.floor_us(work);
         Self {
-            device,
-            driver,
-            commit,
+            subject,
             op: op.into(),
             m: desc.m,
             n: desc.n,
@@ -113,9 +101,6 @@ impl Row {
             a_format: desc.a.to_string(),
             between: None,
             out_dtype: desc.out.name().into(),
-            strategy,
-            kernel,
-            threads,
             timing,
             floor_us,
             roofline_fraction: floor_us / timing.median_us,
@@ -150,8 +135,6 @@ pub struct NamedRoofline {
     pub roofline: Roofline,
 }
 
-const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,threads,median_us,p10_us,p90_us,floor_us,roofline_fraction,bound,gflops,gbps,rel_l2,op,between";
-
 /// A column of a table: its head, and its cell for a measurement.
 pub(crate) type Column<'a> = (&'static str, &'a dyn Fn(&Row) -> String);
 
@@ -185,8 +168,8 @@ impl Report {
             ("k", &|r| r.k.to_string()),
             ("a", &|r| r.a_format.clone()),
             ("out", &|r| r.out_dtype.clone()),
-            ("strategy", &|r| r.strategy.clone()),
-            ("kernel", &|r| r.kernel.clone()),
+            ("strategy", &|r| r.subject.strategy.clone()),
+            ("kernel", &|r| r.subject.kernel.clone()),
         ];
         let error: [Column<'_>; 1] = [("rel L2", &|r| r.rel_l2.map_or("-".into(), |e| format!("{e:.1e}")))];
         let columns = || measured.iter().chain(columns).chain(&error);
@@ -198,32 +181,38 @@ impl Report {
 
     /// One line per measurement, comma-separated, with a header.
     pub fn to_csv(&self) -> String {
-        let mut out = format!("{CSV_HEADER}\n");
-        for r in &self.rows {
-            let t = r.timing;
-            let names = [&r.device, &r.driver, &r.commit].map(|s| csv_field(s)).join(",");
-            let labels = [&r.a_format, &r.out_dtype, &r.strategy, &r.kernel].map(|s| csv_field(s)).join(",");
-            let _ = writeln!(
-                out,
-                "{names},{},{},{},{labels},{},{:.3},{:.3},{:.3},{:.3},{:.4},{},{:.2},{:.2},{},{},{}",
-                r.m,
-                r.n,
-                r.k,
-                r.threads,
-                t.median_us,
-                t.p10_us,
-                t.p90_us,
-                r.floor_us,
-                r.roofline_fraction,
-                r.bound,
-                r.gflops,
-                r.gbps,
-                r.rel_l2.map_or(String::new(), |e| format!("{e:e}")),
-                csv_field(&r.op),
-                r.between.as_deref().unwrap_or_default()
-            );
-        }
-        out
+        self.csv(&[
+            ("device", &|r| r.subject.device.clone()),
+            ("driver", &|r| r.subject.driver.clone()),
+            ("commit", &|r| r.subject.commit.clone()),
+            ("m", &|r| r.m.to_string()),
+            ("n", &|r| r.n.to_string()),
+            ("k", &|r| r.k.to_string()),
+            ("a_format", &|r| r.a_format.clone()),
+            ("out_dtype", &|r| r.out_dtype.clone()),
+            ("strategy", &|r| r.subject.strategy.clone()),
+            ("kernel", &|r| r.subject.kernel.clone()),
+            ("threads", &|r| r.subject.threads.to_string()),
+            ("median_us", &|r| format!("{:.3}", r.timing.median_us)),
+            ("p10_us", &|r| format!("{:.3}", r.timing.p10_us)),
+            ("p90_us", &|r| format!("{:.3}", r.timing.p90_us)),
+            ("floor_us", &|r| format!("{:.3}", r.floor_us)),
+            ("roofline_fraction", &|r| format!("{:.4}", r.roofline_fraction)),
+            ("bound", &|r| r.bound.to_string()),
+            ("gflops", &|r| format!("{:.2}", r.gflops)),
+            ("gbps", &|r| format!("{:.2}", r.gbps)),
+            ("rel_l2", &|r| r.rel_l2.map_or(String::new(), |e| format!("{e:e}"))),
+            ("op", &|r| r.op.clone()),
+            ("between", &|r| r.between.clone().unwrap_or_default()),
+        ])
+    }
+
+    /// The same with these columns.
+    fn csv(&self, columns: &[Column<'_>]) -> String {
+        let header = columns.iter().map(|(head, _)| (*head).to_string()).collect();
+        let rows = self.rows.iter().map(|row| columns.iter().map(|(_, cell)| csv_field(cell(row))).collect());
+        let lines: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
+        lines.iter().map(|line| line.join(",") + "\n").collect()
     }
 }
 
@@ -244,12 +233,8 @@ pub(crate) fn aligned(lines: &[Vec<String>]) -> String {
 }
 
 /// Quotes a field that would otherwise break its line (RFC 4180).
-pub(crate) fn csv_field(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_string()
-    }
+fn csv_field(text: String) -> String {
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
 #[cfg(test)]
@@ -292,7 +277,7 @@ pub(crate) mod tests {
         assert_eq!(lines.len(), 4);
         assert!(lines[1].starts_with("\"a \"\"quoted\"\", CPU\",,1.0,1,4096,7168,nvfp4,f32,fused,k,2,"));
         // The quoted name holds one comma.
-        assert_eq!(lines[1].matches(',').count(), CSV_HEADER.matches(',').count() + 1);
+        assert_eq!(lines[1].matches(',').count(), lines[0].matches(',').count() + 1);
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Why PTX text cannot be loaded.
 
 use dualgemm_ptx::legal::Illegal;
+use std::fmt::Display;
 use thiserror::Error;
 
 /// Every error of loading a module.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// The text is not PTX.
     #[error(transparent)]
@@ -13,32 +15,17 @@ pub enum Error {
     /// An instruction that has no form of the table, whether or not an assembler takes it.
     #[error("the simulator has no such form: {0}")]
     Form(#[from] Illegal),
-    /// An instruction, modifier or operand that the simulator does not execute.
-    #[error("line {line}: `{instruction}`: {reason}")]
-    Instruction {
-        /// Line of the text.
-        line: u32,
-        /// The opcode.
-        instruction: String,
-        /// What is not known, and what would be.
-        reason: String,
-    },
+    /// An instruction that the simulator does not execute, or a declaration that it cannot lay out.
+    #[error("line {line}: `{what}`: {reason}")]
+    Refused { line: u32, what: String, reason: String },
     /// A name that nothing in scope declares.
     #[error("line {line}: `{name}` is not declared in this scope")]
-    Undeclared {
-        /// Line of the text.
-        line: u32,
-        /// The name.
-        name: String,
-    },
-    /// A declaration that the simulator cannot lay out.
-    #[error("line {line}: `{name}`: {reason}")]
-    Declaration {
-        /// Line of the text.
-        line: u32,
-        /// The variable or function.
-        name: String,
-        /// What is wrong, and what would be valid.
-        reason: String,
-    },
+    Undeclared { line: u32, name: String },
+}
+
+impl Error {
+    /// [`Error::Refused`]: `reason` says what is wrong, and what would be valid.
+    pub(crate) fn refused(line: u32, what: impl Display, reason: impl Into<String>) -> Error {
+        Error::Refused { line, what: what.to_string(), reason: reason.into() }
+    }
 }

@@ -156,15 +156,15 @@ impl Gpu {
         let ast = dualgemm_ptx::parse::module(text)?;
         let target = ast.target.first().map_or("", |t| t.as_str());
         if !runs_on(target, self.info.arch) {
-            return Err(LoadError::Declaration {
-                line: 0,
-                name: target.to_string(),
-                reason: format!(
+            return Err(LoadError::refused(
+                0,
+                target,
+                format!(
                     "this target does not run on the simulated {} ({}); choose the card in Config",
                     self.config.card.data().name,
                     self.info.arch
                 ),
-            });
+            ));
         }
         if let Some(illegal) = legal::check_foreign(&ast).into_iter().next() {
             return Err(illegal.into());
@@ -174,8 +174,7 @@ impl Gpu {
         let mut variables = BTreeMap::new();
         let mut constant_bytes = 0u64;
         for v in ast.variables() {
-            let error =
-                |reason: String| LoadError::Declaration { line: v.line.0, name: v.name.to_string(), reason };
+            let error = |reason: String| LoadError::refused(v.line.0, &v.name, reason);
             if !matches!(v.space, VarSpace::Global | VarSpace::Const) {
                 continue;
             }

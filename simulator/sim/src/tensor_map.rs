@@ -4,31 +4,12 @@
 //! kernel can pass it through parameters, constant or global memory like the real one. Of zeros, `tensormap.replace`
 //! makes the same record: [`replace`].
 
+use crate::names::modifiers;
+use crate::semantics::misuse::not_modelled;
 use crate::semantics::swizzle::Swizzle;
-use crate::semantics::tma::{Bounds, Fill, TensorType, TiledTensor};
+use crate::semantics::tma::{Bounds, TiledTensor};
 use crate::trap::{Check, Fault};
 use dualgemm_ptx::layout::{Interleave, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
-
-fn element(ty: TensorDataType) -> TensorType {
-    match ty {
-        TensorDataType::U8 => TensorType::U8,
-        TensorDataType::U16 => TensorType::U16,
-        TensorDataType::U32 => TensorType::U32,
-        TensorDataType::S32 => TensorType::S32,
-        TensorDataType::U64 => TensorType::U64,
-        TensorDataType::S64 => TensorType::S64,
-        TensorDataType::F16 => TensorType::F16,
-        TensorDataType::F32 => TensorType::F32,
-        TensorDataType::F64 => TensorType::F64,
-        TensorDataType::Bf16 => TensorType::Bf16,
-        TensorDataType::F32Ftz => TensorType::F32Ftz,
-        TensorDataType::Tf32 => TensorType::Tf32,
-        TensorDataType::Tf32Ftz => TensorType::Tf32Ftz,
-        TensorDataType::U4Align8 => TensorType::U4Align8,
-        TensorDataType::U4Align16 => TensorType::U4Align16,
-        TensorDataType::U6Align16 => TensorType::U6Align16,
-    }
-}
 
 fn swizzle(s: TensorSwizzle) -> Swizzle {
     match s {
@@ -43,9 +24,6 @@ fn swizzle(s: TensorSwizzle) -> Swizzle {
 }
 
 /// What the 128 bytes at a tensor map's address describe.
-///
-/// # Errors
-/// Bytes that are no tensor map; a map that breaks a rule; interleaved layouts, which are not executed.
 pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
     let map = TensorMap::from_bytes(bytes).map_err(|e| {
         Fault::new(Check::Illegal, format!("the address does not hold a tensor map of this device: {e}"))
@@ -54,8 +32,16 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
     if map.interleave != Interleave::None {
         return Err(Fault::new(Check::Illegal, "interleaved tensor maps are not executed"));
     }
+    use TensorDataType::*;
+    if matches!(map.data_type, U4Align16 | U6Align16 | F32Ftz | Tf32 | Tf32Ftz) {
+        let rule = "types copied bit for bit: 0 to 9 and 16U4_ALIGN8B";
+        return Err(not_modelled("tensor map", "data type", map.data_type as u64, rule));
+    }
+    if map.out_of_bounds == OutOfBounds::Nan {
+        return Err(not_modelled("tensor map", "out-of-bound fill", 1, "zero fill"));
+    }
     let mut t = TiledTensor {
-        ty: element(map.data_type),
+        ty: map.data_type,
         rank: map.rank(),
         base: map.address,
         dims: [1; 5],
@@ -63,7 +49,6 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         box_dims: [1; 5],
         element_strides: [1; 5],
         swizzle: swizzle(map.swizzle),
-        fill: if map.out_of_bounds == OutOfBounds::Nan { Fill::Nan } else { Fill::Zero },
         bounds: None,
     };
     t.dims[..map.rank()].copy_from_slice(&map.dims);
@@ -76,50 +61,24 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         upper[..corners.upper.len()].copy_from_slice(&corners.upper);
         t.bounds = Some(Bounds { lower, upper });
     }
-    t.check()?;
     Ok(t)
 }
 
-/// A field that `tensormap.replace` sets. PTX ISA 9.7.9.28, tables 33 to 37.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Field {
-    /// `.global_address`
-    Address,
-    /// `.rank`: the number of dimensions less one.
-    Rank,
-    /// `.box_dim`
-    BoxDim,
-    /// `.global_dim`
-    Dim,
-    /// `.global_stride`, in bytes.
-    Stride,
-    /// `.element_stride`
-    ElementStride,
-    /// `.elemtype`
-    ElementType,
-    /// `.interleave_layout`
-    Interleave,
-    /// `.swizzle_mode`
-    Swizzle,
-    /// `.fill_mode`
-    Fill,
+modifiers! {
+    /// A field that `tensormap.replace` sets. PTX ISA 9.7.9.28, tables 33 to 37.
+    Field {
+        Address "global_address",
+        /// The number of dimensions less one.
+        Rank "rank",
+        BoxDim "box_dim", Dim "global_dim",
+        /// In bytes.
+        Stride "global_stride",
+        ElementStride "element_stride", ElementType "elemtype", Interleave "interleave_layout", Swizzle "swizzle_mode",
+        Fill "fill_mode",
+    }
 }
 
 impl Field {
-    /// The fields by their PTX names.
-    pub const NAMES: &'static [(&'static str, Field)] = &[
-        ("global_address", Field::Address),
-        ("rank", Field::Rank),
-        ("box_dim", Field::BoxDim),
-        ("global_dim", Field::Dim),
-        ("global_stride", Field::Stride),
-        ("element_stride", Field::ElementStride),
-        ("elemtype", Field::ElementType),
-        ("interleave_layout", Field::Interleave),
-        ("swizzle_mode", Field::Swizzle),
-        ("fill_mode", Field::Fill),
-    ];
-
     /// Values a map has of this field.
     pub const fn values(self) -> usize {
         match self {
@@ -137,9 +96,6 @@ impl Field {
 
 /// Sets one field of a record as `tensormap.replace` does. The record may be incomplete: it is checked when a
 /// copy uses it. What a driver would have to write besides these fields counts as zero.
-///
-/// # Errors
-/// Bytes that are neither a tensor map nor zeros; a value the field cannot hold.
 pub fn replace(bytes: &mut [u8; 128], field: Field, dimension: usize, value: u64) -> Result<(), Fault> {
     if bytes[..8] == [0; 8] {
         bytes[..8].copy_from_slice(MAGIC);
@@ -234,9 +190,15 @@ mod tests {
             TensorSwizzle::B128,
         );
         let t = decode(&map.to_bytes().unwrap()).unwrap();
-        assert_eq!((t.ty, t.rank, t.swizzle), (TensorType::F16, 2, Swizzle::B128));
+        assert_eq!((t.ty, t.rank, t.swizzle), (TensorDataType::F16, 2, Swizzle::B128));
         assert_eq!((t.dims[..2].to_vec(), t.strides[1]), (vec![128, 300], 256));
         assert_eq!(t.box_bytes(), 64 * 128);
         assert!(decode(&[0; 128]).is_err());
+        let refused = |map: TensorMap, text: &str| {
+            assert!(decode(&map.to_bytes().unwrap()).unwrap_err().message.contains(text), "{text}");
+        };
+        let tf32 = TensorMap { data_type: TensorDataType::Tf32, box_dims: vec![32, 64], ..map.clone() };
+        refused(tf32, "data type 0xb");
+        refused(TensorMap { out_of_bounds: OutOfBounds::Nan, ..map }, "out-of-bound fill");
     }
 }

@@ -197,7 +197,7 @@ fn names() -> String {
     list(CONVENTIONS.iter().map(|c| c.name))
 }
 
-/// What the tensor names look like: a hint for a person, never a decision.
+/// What the tensors look like: a hint for a person, never a decision.
 fn hint(files: &TensorFiles) -> String {
     let distinctive = [
         ("modelopt", ".weight_scale_2"),
@@ -207,7 +207,14 @@ fn hint(files: &TensorFiles) -> String {
     let found = distinctive.iter().find_map(|(name, suffix)| {
         files.tensors().find(|t| t.name.ends_with(suffix)).map(|t| (name, t.name))
     });
-    found.map_or(String::new(), |(name, tensor)| format!(" (`{tensor}` looks like {name})"))
+    let mut weights = files.tensors().filter(|t| t.name.contains("weight")).peekable();
+    match found {
+        Some((name, tensor)) => format!(" (`{tensor}` looks like {name})"),
+        None if weights.peek().is_some() && weights.all(|t| t.dtype.is_float()) => {
+            " (its weights are floats: `dualgemm quantize` or, in Python, quantize_model makes 4 bits of them)".into()
+        }
+        None => String::new(),
+    }
 }
 
 /// Everything that may declare a convention.

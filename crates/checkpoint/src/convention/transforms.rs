@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::strings;
 use crate::Error;
+use crate::families::says_nothing;
 use crate::scheme::{Pattern, Transform};
 
 /// Parts of the keys that name transforms.
@@ -39,18 +40,6 @@ pub(super) fn of(config: &Value, file: &Path) -> Vec<Transform> {
     let mut found = Found { file, transforms: Vec::new() };
     found.search(config, "");
     found.transforms
-}
-
-/// Null, false, zero and what is empty.
-fn says_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(set) => !set,
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(entries) => entries.is_empty(),
-    }
 }
 
 struct Found<'f> {

@@ -16,7 +16,7 @@ mod value;
 #[cfg(feature = "write")]
 mod write;
 
-pub use read::{Gguf, GgufTensor};
+pub use read::Gguf;
 pub use value::GgufValue;
 #[cfg(feature = "write")]
 pub use write::write_to;

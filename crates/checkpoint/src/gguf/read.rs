@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, GgufValue, MAGIC};
-use crate::{Dtype, Error};
+use crate::{Dtype, Error, TensorInfo};
 
 /// ggml's limit.
 const MAX_DIMS: u32 = 4;
@@ -17,19 +17,6 @@ const MIN_INFO: usize = 8 + 4 + 4 + 8;
 /// Fewest bytes of a metadata entry: key length, type, one byte.
 const MIN_ENTRY: usize = 8 + 4 + 1;
 
-/// One tensor of a GGUF file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GgufTensor {
-    /// Name.
-    pub name: String,
-    /// Storage type.
-    pub dtype: Dtype,
-    /// Dimensions, outermost first (the file has them innermost first).
-    pub shape: Vec<usize>,
-    /// Its bytes, counted from the start of the file.
-    pub range: Range<usize>,
-}
-
 /// A checked GGUF header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gguf {
@@ -38,7 +25,7 @@ pub struct Gguf {
     /// Metadata, in the order of the file.
     pub metadata: Vec<(String, GgufValue)>,
     /// Tensors, in the order of the file.
-    pub tensors: Vec<GgufTensor>,
+    pub tensors: Vec<TensorInfo>,
 }
 
 impl Gguf {
@@ -258,7 +245,7 @@ impl Reader<'_> {
     }
 
     /// A tensor info with its size as a range from 0, and the data offset the file gives.
-    fn tensor_info(&mut self) -> Result<(GgufTensor, u64), Error> {
+    fn tensor_info(&mut self) -> Result<(TensorInfo, u64), Error> {
         let name = self.string("a tensor name")?;
         let dims = self.u32("a dimension count")?;
         if dims > MAX_DIMS {
@@ -284,7 +271,7 @@ impl Reader<'_> {
             (row % dtype.block_elements() == 0 && len <= isize::MAX as usize).then_some(len)
         });
         match (shape, len) {
-            (Some(shape), Some(len)) => Ok((GgufTensor { name, dtype, shape, range: 0..len }, offset)),
+            (Some(shape), Some(len)) => Ok((TensorInfo { name, dtype, shape, range: 0..len }, offset)),
             _ => Err(self.fault(
                 "shape",
                 format!("{dtype} dims {dims:?} for tensor `{name}`"),

@@ -13,6 +13,6 @@ mod read;
 #[cfg(feature = "write")]
 mod write;
 
-pub use read::{Header, TensorInfo};
+pub use read::Header;
 #[cfg(feature = "write")]
 pub use write::{serialize, write_to};

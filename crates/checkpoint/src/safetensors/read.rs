@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
-use crate::{Dtype, Error};
+use crate::{Dtype, Error, TensorInfo};
 
 /// Largest header that is read, the limit of the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
@@ -17,19 +16,6 @@ const PREFIX: usize = 8;
 const METADATA: &str = "__metadata__";
 const VALID_JSON: &str =
     "an object of distinct names to {dtype, shape, data_offsets}, and of __metadata__ to strings";
-
-/// One tensor of a header.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Name.
-    pub name: String,
-    /// Storage type.
-    pub dtype: Dtype,
-    /// Dimensions, outermost first; their product is known not to overflow.
-    pub shape: Vec<usize>,
-    /// Its bytes, counted from the start of the file.
-    pub range: Range<usize>,
-}
 
 /// A checked header: sizes, offsets and names can be relied on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -25,7 +25,8 @@ impl Checkpoint {
     pub fn export(&self, to: Output) -> Result<Model<'_>, Error> {
         let is_gguf = self.files().gguf_metadata().is_some();
         let config = self.files().config().map(|json| json.value.clone());
-        let mut model = Model { config, beside: beside(self.files())?, ..Model::default() };
+        let source = Some(self.files().root().into());
+        let mut model = Model { config, source, beside: beside(self.files())?, ..Model::default() };
         let mut done = BTreeSet::new();
         let of_family = |module| {
             let order = self.files().family().and_then(|family| family.fused_order(module));

@@ -63,6 +63,8 @@ pub struct Model<'a> {
     /// The first module among the other tensors that is quantized in a way that no configuration written here declares.
     /// A file of MLPs alone leaves it out with the rest.
     pub foreign: Option<Error>,
+    /// Where the model comes from, for messages; without it they name what is written.
+    pub source: Option<PathBuf>,
     /// Files that are copied beside safetensors in a directory, and whose tokenizer a GGUF file takes; see [`beside`].
     pub beside: Vec<PathBuf>,
     /// Write a model without what the output has no room for, or what is not read: of GGUF, the gated MLPs alone. Without
@@ -165,7 +167,9 @@ pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteRepo
             format!("ends in .gguf, which {} cannot be", output.name()),
             "a directory or a .safetensors file",
         ),
-        Output::Modelopt => write_hf(path, model, modelopt::describe(model, path)?),
+        Output::Modelopt => {
+            write_hf(path, model, modelopt::describe(model, model.source.as_deref().unwrap_or(path))?)
+        }
         Output::CompressedTensors => write_hf(path, model, compressed_tensors::describe(model)?),
     }
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use dualgemm::cpu::{CpuOptions, Isa, limits};
+use dualgemm::gemm::AFormat;
 use dualgemm::strategies::STRATEGIES;
 use dualgemm::{AnyDesc, Target};
 use dualgemm_bench::report::NamedRoofline;
@@ -21,7 +22,7 @@ use serde::Serialize;
 
 use self::operands::{Operands, desc, memory};
 use super::Verdict;
-use crate::args::{AFormatArg, DeviceArg, OpArg, OutFormatArg};
+use crate::args::{DeviceArg, FORMATS, OpArg, named};
 use crate::computation::{Costs as _, Routed};
 use crate::files::{writable, write_whole};
 use crate::machine::{self, Machine};
@@ -39,8 +40,8 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_name = "OPERATION", default_value_t = OpArg::GateUp)]
     pub op: OpArg,
     /// Format between gate/up and the down projection of --op mlp and moe [default: bf16].
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub between: Option<OutFormatArg>,
+    #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
+    pub between: Option<AFormat>,
     /// Experts of --op moe.
     #[arg(long, value_name = "E", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub experts: u16,
@@ -48,11 +49,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub top_k: u16,
     /// Formats of A, comma-separated. f32, f16 and bf16 are used as they are.
-    #[arg(long, value_enum, value_name = "FORMATS", value_delimiter = ',', default_value = "nvfp4")]
-    pub a_format: Vec<AFormatArg>,
+    #[arg(long, value_name = "FORMATS", value_delimiter = ',', default_value = "nvfp4", value_parser = named(FORMATS))]
+    pub a_format: Vec<AFormat>,
     /// Format of C.
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = OutFormatArg::F16)]
-    pub out_dtype: OutFormatArg,
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = named(FORMATS))]
+    pub out_dtype: AFormat,
     /// How a GPU puts the operation together: a name of --list, several of them comma-separated, all, or auto, the
     /// fastest that is known. Processors have one way, the fused kernel.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "auto")]
@@ -111,7 +112,7 @@ struct Measurements(Report);
 
 impl fmt::Display for Measurements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.0.rows.first().map_or("", |row| row.device.as_str());
+        let device = self.0.rows.first().map_or("", |row| row.subject.device.as_str());
         writeln!(f, "{device}")?;
         for NamedRoofline { name, roofline } in &self.0.rooflines {
             let (flops, bytes) = (roofline.flops_per_s * 1e-9, roofline.bytes_per_s * 1e-9);

@@ -3,6 +3,7 @@
 
 mod matrices;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -148,6 +149,37 @@ fn entries(checkpoint: &Checkpoint, info: &MlpInfo) -> Vec<Entry> {
     }
 }
 
+/// What is wrong in an MLP: what is the same of several experts but for their numbers, once.
+fn faults(mlp: &MlpReport) -> Vec<String> {
+    let mut found: BTreeMap<String, Vec<(&Entry, &str)>> = BTreeMap::new();
+    for entry in &mlp.entries {
+        let of_pair = entry.pair.as_ref().and_then(|pair| pair.input_scale_fault.as_ref());
+        for fault in entry.fault.iter().chain(of_pair) {
+            let alike = entry
+                .expert
+                .map(|e| fault.replace(&format!(".{e}."), ".*.").replace(&format!("[{e}]"), "[*]"));
+            found.entry(alike.unwrap_or_else(|| fault.clone())).or_default().push((entry, fault));
+        }
+    }
+    let line = |(alike, entries): (String, Vec<(&Entry, &str)>)| match entries.as_slice() {
+        [(one, fault)] => format!("{}: {fault}", one.name),
+        several => {
+            let experts: Vec<usize> = several.iter().filter_map(|(entry, _)| entry.expert).collect();
+            format!("{}, experts {}: {alike}", mlp.info.path, ranges(&experts))
+        }
+    };
+    found.into_iter().map(line).collect()
+}
+
+/// Ascending numbers, as in `0 to 5, 7`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, .., last] => format!("{first} to {last}"),
+        one => format!("{}", one[0]),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
 impl Report {
     /// Activations, each with the MLPs that have it, in the order of the layers.
     fn activations(&self) -> Vec<(&str, String)> {
@@ -187,17 +219,18 @@ impl fmt::Display for Report {
                         format!("{:e}", p.up.tensor_scale),
                         format!("{:.4}", p.tensor_scale_ratio),
                         match (p.gate.input_scale, p.up.input_scale, &p.input_scale_fault) {
-                            (_, _, Some(fault)) => fault.clone(),
+                            (_, _, Some(_)) => "cannot be used, see below".into(),
                             (Some(gate), Some(up), _) => format!("{gate:e}, {up:e}"),
                             _ => "none".into(),
                         },
                     ]),
-                    (None, fault) => row.push(fault.clone().unwrap_or_default()),
+                    (None, _) => row.push("cannot be read, see below".into()),
                 }
                 table.row(row);
             }
         }
         write!(f, "{table}")?;
+        self.mlps.iter().flat_map(faults).try_for_each(|fault| writeln!(f, "{fault}"))?;
         write!(f, "{}", Matrices::of(&self.modules))?;
         if let Some(first) = self.modality_modules.first() {
             let count = self.modality_modules.len();
@@ -273,4 +306,33 @@ pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
         why_no_mlp: checkpoint.why_no_mlp(),
     })?;
     Ok(Verdict::Right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_experts_is_said_once() {
+        let path = "model.layers.3.mlp.experts";
+        let entry = |e: usize| {
+            let what = if e == 4 { "weight" } else { "weight_scale" };
+            let fault = Some(format!("{path}.{e}.gate_proj.{what}: is missing from m.safetensors"));
+            Entry { name: format!("{path}[{e}]"), expert: Some(e), pair: None, fault }
+        };
+        let info = MlpInfo {
+            layer: 3,
+            path: path.into(),
+            kind: MlpKind::Experts,
+            experts: 6,
+            fused: false,
+            quantized: true,
+        };
+        let mlp = MlpReport { info, activation: String::new(), entries: (0..6).map(entry).collect() };
+        let lone = format!("{path}[4]: {path}.4.gate_proj.weight: is missing from m.safetensors");
+        let others = format!(
+            "{path}, experts 0 to 3, 5: {path}.*.gate_proj.weight_scale: is missing from m.safetensors"
+        );
+        assert_eq!(faults(&mlp), [lone, others]);
+    }
 }

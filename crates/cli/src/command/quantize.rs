@@ -30,6 +30,7 @@ use serde_json::{Value, json};
 mod choice;
 
 use super::Verdict;
+use crate::args::{Names, named};
 use crate::calibration::Calibration;
 use crate::files::{is_no_input, writable_model};
 use crate::report::{Output, Table};
@@ -46,12 +47,12 @@ pub struct QuantizeArgs {
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
     /// Whose arithmetic and naming to follow.
-    #[arg(long, value_parser = parse_producer)]
+    #[arg(long, value_name = "NAME", value_parser = named(PRODUCERS))]
     pub producer: Producer,
     /// Choose each block's scale by least squared error instead of by the producer's rule. The tensor scale is the
     /// producer's, or one that lets block scales reach 256 instead of 448, where that errs less and no block loses by it.
-    #[arg(long, value_enum)]
-    pub search: Option<SearchArg>,
+    #[arg(long, value_name = "HOW", value_parser = named(SEARCHES))]
+    pub search: Option<Search>,
     /// Give each tensor a tensor scale of its own. Without this, layers that engines read as one (q, k and v; gate and up)
     /// share one, as ModelOpt and llm-compressor have it: vLLM computes a fused layer by one scale alone.
     #[arg(long)]
@@ -68,17 +69,15 @@ pub struct QuantizeArgs {
     pub mlp_only: bool,
 }
 
-/// Spellings of the searches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum SearchArg {
-    /// Least squared error over all block scales, "four over six" among them.
-    Mse,
-}
-
-fn parse_producer(name: &str) -> Result<Producer, String> {
-    let names = || Producer::ALL.map(Producer::name).join(", ");
-    Producer::ALL.into_iter().find(|p| p.name() == name).ok_or_else(|| format!("valid are {}", names()))
-}
+const PRODUCERS: Names<Producer> = &[
+    ("modelopt", Producer::ModelOpt, "NVIDIA ModelOpt"),
+    ("compressed-tensors", Producer::CompressedTensors, "llm-compressor"),
+    ("torchao", Producer::Torchao, "torchao, to a .safetensors file without input scales"),
+    ("te", Producer::Te, "Transformer Engine, named as compressed-tensors"),
+    ("ggml", Producer::Ggml, "llama.cpp, to a .gguf file or named as modelopt"),
+];
+const SEARCHES: Names<Search> =
+    &[("mse", Search::Mse, "least squared error over all block scales, \"four over six\" among them")];
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -117,15 +116,18 @@ struct TensorReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new(&["tensor", "shape", "tensor scale", "rel L2 plain", "rel L2"]);
+        // Without a search both errors are one.
+        let shown = if self.search == Search::Plain { 4 } else { 5 };
+        let mut table = Table::new(&["tensor", "shape", "tensor scale", "rel L2", "rel L2 plain"][..shown]);
         for t in &self.tensors {
-            table.row([
+            let row = [
                 t.name.clone(),
                 format!("{:?}", t.shape),
                 format!("{:e}", t.tensor_scale),
-                format!("{:.5}", t.rel_l2_plain),
                 format!("{:.5}", t.rel_l2),
-            ]);
+                format!("{:.5}", t.rel_l2_plain),
+            ];
+            table.row(row.into_iter().take(shown));
         }
         let (quantized, copied) = (self.tensors.len(), self.copied.len());
         writeln!(f, "{quantized} tensors quantized as {} does, {copied} copied", self.producer)?;
@@ -153,7 +155,7 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
     linear::check_floats(&files)?;
     check_layout(&files)?;
-    let search = args.search.map_or(Search::Plain, |SearchArg::Mse| Search::Mse);
+    let search = args.search.unwrap_or(Search::Plain);
     let Choice { chosen, copied, kept } = Choice::of(&files, &args.skip, form);
     if chosen.is_empty() {
         let but = if args.skip.is_empty() { "" } else { " but for those to skip" };
@@ -356,8 +358,15 @@ impl Form {
                     bias: None,
                 };
                 let linears = matrices.into_iter().zip(input_scales).zip(experts).map(linear).collect();
-                let (config, beside, mlp_only) = (config.cloned(), write::beside(files)?, args.mlp_only);
-                let model = Model { linears, others, config, beside, mlp_only, ..Model::default() };
+                let model = Model {
+                    linears,
+                    others,
+                    config: config.cloned(),
+                    source: Some(args.input.clone()),
+                    beside: write::beside(files)?,
+                    mlp_only: args.mlp_only,
+                    ..Model::default()
+                };
                 Ok(write::write(&args.out, convention, &model)?.skipped)
             }
             Self::Torchao => {

@@ -16,7 +16,8 @@ use dualgemm::check::{RowSample, reference_rate};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
-use dualgemm::gemm::{AOperand, Bounded, OutFormat, OutScale};
+use dualgemm::formats::ScaleLayout;
+use dualgemm::gemm::{AFormat, AOperand, Bounded, OutFormat, OutScale};
 use dualgemm::{AnyDesc, AnyPlan, AnyWeights, GpuId, GpuOptions, OwnedMatrix, Target};
 use dualgemm_bench::{Protocol, Timing};
 
@@ -24,7 +25,7 @@ use self::report::{ErrorReport, Report, RooflineReport, RoutingReport};
 use super::Verdict;
 use crate::activation::{Activation, Source};
 use crate::args::{
-    ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OperationArgs, OutFormatArg, ScaleLayoutArg,
+    ActivationArgs, DeviceArg, EpilogueArgs, FORMATS, LayerArgs, OperationArgs, SCALE_LAYOUTS, named,
 };
 use crate::computation::{Costs as _, Routed, kernels, measure_limits};
 use crate::layer;
@@ -62,11 +63,11 @@ pub struct RunArgs {
     #[command(flatten)]
     pub epilogue: EpilogueArgs,
     /// Format of C. nvfp4 re-quantizes C for the down projection, with that one's input scale where there is one.
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = OutFormatArg::F32)]
-    pub out_dtype: OutFormatArg,
+    #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = named(FORMATS))]
+    pub out_dtype: AFormat,
     /// Order of the block scales of an nvfp4 C; without it, row by row.
-    #[arg(long, value_enum, value_name = "LAYOUT")]
-    pub out_scale_layout: Option<ScaleLayoutArg>,
+    #[arg(long, value_name = "LAYOUT", value_parser = named(SCALE_LAYOUTS))]
+    pub out_scale_layout: Option<ScaleLayout>,
     /// Where to compute: cpu, cuda, cuda:N, or a simulated GPU, sim:sm_90a, for up to 2^34 multiplications.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
@@ -113,18 +114,13 @@ fn parse_check(text: &str) -> Result<Check, String> {
 
 /// What C is stored as; an nvfp4 C takes the next layer's input scale, or one of its own.
 fn out_format(args: &RunArgs, operation: &Operation<'_>) -> anyhow::Result<OutFormat> {
-    if args.out_scale_layout.is_some() && args.out_dtype != OutFormatArg::Nvfp4 {
+    let nvfp4 = args.out_dtype == AFormat::Nvfp4;
+    if args.out_scale_layout.is_some() && !nvfp4 {
         bail!("--out-scale-layout: C has no block scales; they come with --out-dtype nvfp4");
     }
-    Ok(match args.out_dtype {
-        OutFormatArg::F32 => OutFormat::F32,
-        OutFormatArg::F16 => OutFormat::F16,
-        OutFormatArg::Bf16 => OutFormat::Bf16,
-        OutFormatArg::Nvfp4 => OutFormat::Nvfp4 {
-            scale_layout: args.out_scale_layout.unwrap_or(ScaleLayoutArg::Linear).into(),
-            global_scale: operation.output_scale()?.map_or(OutScale::Dynamic, OutScale::Static),
-        },
-    })
+    let scale = if nvfp4 { operation.output_scale()? } else { None };
+    let layout = args.out_scale_layout.unwrap_or(ScaleLayout::Linear);
+    Ok(crate::args::out_format(args.out_dtype, layout, scale.map_or(OutScale::Dynamic, OutScale::Static)))
 }
 
 /// Computes, compares, writes.

@@ -23,7 +23,7 @@ use dualgemm_kernels::sm90a::{host::Fused, operands::Operands, pack::Pack, varia
 use dualgemm_kernels::{sm90a, sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::report::Report as LaunchReport;
-use dualgemm_sim::{Card, Check, Checks, Config as SimConfig, Gpu};
+use dualgemm_sim::{Card, Check, Checks, Config as SimConfig, Gpu, Trap};
 use half::f16;
 use serde::Serialize;
 
@@ -306,6 +306,15 @@ fn launch(gpu: &Gpu, spec: &LaunchSpec, operations: u64, output: &Output) -> Res
     })
 }
 
+/// What had happened when a launch was stopped.
+fn interrupted(gpu: &Gpu, trap: Option<Trap>) -> Interrupted {
+    let (finished, ctas) = gpu.progress().ctas();
+    let found = trap.filter(|trap| trap.check != Check::Stopped);
+    let found =
+        found.map_or_else(|| "no check has failed".into(), |trap| format!("a check has failed: {trap}"));
+    Interrupted(format!("{finished} of {ctas} CTAs have finished; {found}"))
+}
+
 /// Simulates a launch.
 pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let Some(card) = card_of(&args.arch) else {
@@ -344,11 +353,7 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let launched = launch(&gpu, &spec, operations, output);
     let trap = gpu.take_trap();
     if gpu.progress().is_stopped() {
-        let (finished, ctas) = gpu.progress().ctas();
-        let found = trap.filter(|trap| trap.check != Check::Stopped);
-        let found =
-            found.map_or_else(|| "no check has failed".into(), |trap| format!("a check has failed: {trap}"));
-        return Err(Interrupted(format!("{finished} of {ctas} CTAs have finished; {found}")).into());
+        return Err(interrupted(&gpu, trap).into());
     }
     let (right, trap, finished) = match launched {
         Ok(()) => {

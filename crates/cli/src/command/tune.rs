@@ -7,13 +7,14 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use dualgemm::device::Device as _;
+use dualgemm::gemm::AFormat;
 use dualgemm::strategies::measure::Protocol;
 use dualgemm::strategies::{Strategy, choices, strategy, tune};
 use serde::Serialize;
 
 use super::Verdict;
 use super::bench::{self, gpu::Operands, operands};
-use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
+use crate::args::{DeviceArg, FORMATS, named};
 use crate::failure::Unsupported;
 use crate::report::{Output, Table};
 
@@ -24,11 +25,11 @@ pub struct TuneArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "challenge,decode,prefill")]
     pub shapes: Vec<String>,
     /// Format of A.
-    #[arg(long, value_enum, value_name = "FORMAT", default_value = "nvfp4")]
-    pub a_format: AFormatArg,
+    #[arg(long, value_name = "FORMAT", default_value = "nvfp4", value_parser = named(FORMATS))]
+    pub a_format: AFormat,
     /// Format of C.
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = OutFormatArg::F16)]
-    pub out_dtype: OutFormatArg,
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = named(FORMATS))]
+    pub out_dtype: AFormat,
     /// The GPU: cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value = "cuda")]
     pub device: DeviceArg,

@@ -46,252 +46,6 @@ fn write(path: &Path, tensors: &[(&str, Dtype, &[usize], &[u8])]) {
     safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
-/// Arguments, and the parts of the line, in this order.
-const CASES: &[(&str, &[&str])] = &[
-    // Usage.
-    ("", &["error: 'dualgemm' requires a subcommand"]),
-    ("frobnicate", &["error: unrecognized subcommand 'frobnicate'"]),
-    ("run", &["error: the following required arguments were not provided", "<CHECKPOINT>"]),
-    ("run {ckpt} --layer x", &["'x' for '--layer <I>'", "invalid digit"]),
-    ("run {ckpt} --out-dtype f64", &["'f64' for '--out-dtype", "possible values: f32, f16, bf16, nvfp4"]),
-    ("run {ckpt} --a-format int8", &["'int8' for '--a-format", "possible values: f32, bf16, f16, nvfp4"]),
-    ("run {ckpt} --device tpu", &["'tpu' for '--device", "valid are cpu, cuda"]),
-    (
-        "run {ckpt} --layer 0 --output {dir}",
-        &["error: {dir}: is a directory; valid are names of regular files"],
-    ),
-    (
-        "run {ckpt} --layer 0 --input {hidden} --output {hidden}",
-        &["--output: ", "one of the files that are read"],
-    ),
-    (
-        "run {ckpt} --layer 0 --output {ckpt}/model.safetensors",
-        &["--output: ", "one of the files that are read"],
-    ),
-    (
-        "quantize {bf16} {bf16} --producer te",
-        &["OUT: mlp-bf16.safetensors is one of the files that are read"],
-    ),
-    ("convert {ckpt} {ckpt} --to modelopt", &["OUT: modelopt-nvfp4 is one of the files that are read"]),
-    (
-        "run {ckpt} --device sim:sm_90a --a-format f16 --repeat 1000",
-        &["--device sim:sm_90a: at most 2^34 multiplications", "64x1536x576 1000 times is more"],
-    ),
-    ("run {ckpt} --device sim:sm_90a --isa avx2", &["--isa: sim:sm_90a is a GPU"]),
-    ("run {ckpt} --device cuda:-1", &["'cuda:-1' for '--device", "valid are cpu, cuda"]),
-    ("run {ckpt} --layer 0 --out-scale-layout 128x4", &["--out-scale-layout: C has no block scales"]),
-    ("sim --arch sm_90a --shape 1x16x16 --max-instructions 0", &["'0' for '--max-instructions"]),
-    ("run {ckpt} --layer 0 --m 4294967296000", &["--m: 4294967296000 rows of 576 do not fit the"]),
-    ("tune --device sim:sm_90a --shapes 16x128x256", &["--device sim:sm_90a: a simulated GPU has no clock"]),
-    ("bench --shapes 1x4294967296x4294967296", &["--shapes 1x4294967296x4294967296: B ["]),
-    (
-        "bench --shapes 99999999999x16x16 --smoke",
-        &["--shapes 99999999999x16x16: takes ", "do not fit the memory"],
-    ),
-    ("bench --shapes 1x18446744073709551615x16", &["B [", "does not fit the memory"]),
-    (
-        "bench --shapes challenge --budget 600 --plot {dir}/roof.pdf",
-        &["roof.pdf: plots are written as .svg or .png"],
-    ),
-    ("bench --shapes challenge --budget 600 --plot {dir}/no/roof.svg", &["{dir}/no/roof.svg: cannot "]),
-    ("bench --shapes challenge --budget 600 --csv {dir}", &["error: {dir}: is a directory"]),
-    ("estimate --shape 0x16x16", &["--shape 0x16x16: M is 0"]),
-    ("estimate --shape 1x16x100", &["--shape 1x16x100: ", "K"]),
-    ("estimate --shape 4294967295x65536x256", &["no launch is that large"]),
-    (
-        "estimate --shape 1x16x16 --config sm100a_fused_features_n8_g1_k4_s5_a1",
-        &["--config sm100a_fused_features_n8_g1_k4_s5_a1: 4 CTAs split K; 1x16x16 has work for 1"],
-    ),
-    (
-        "estimate --shape 9x16x1024 --config sm100a_fused_features_n8_g1_k4_s5_a1",
-        &[
-            "--config sm100a_fused_features_n8_g1_k4_s5_a1: a tile of 8 tokens holds all of them; 9x16x1024 has 9",
-        ],
-    ),
-    ("export --target gpumode --shape 128x0x256 --output {dir}/s.py", &["--shape 128x0x256: N is 0"]),
-    ("export --target gpumode --shape 128x4096x16 --output {dir}/s.py", &["K is 16; ", "multiple of 32"]),
-    ("run {ckpt} --op dense", &["'dense' for '--op", "possible values: gate-up, linear, mlp, moe"]),
-    ("run {ckpt} --op linear", &["--module: is needed for --op linear"]),
-    (
-        "run {ckpt} --op linear --module model.layers.0.self_attn.q_prj",
-        &["model.layers.0.self_attn.q_prj: there is no such module in ", "self_attn.q_proj"],
-    ),
-    (
-        "run {ckpt} --op linear --module model.embed_tokens",
-        &["model.embed_tokens: is not quantized", "4-bit weight (nvfp4 or mxfp4) is needed"],
-    ),
-    (
-        "run {ckpt} --op linear --module model.layers.0.mlp.down_proj --activation silu",
-        &["--activation: a linear layer has no activation"],
-    ),
-    ("run {ckpt} --module lm_head", &["--module: is for --op linear; this is --op gate-up"]),
-    ("run {ckpt} --op linear --between bf16", &["--between: is for --op mlp and moe; this is --op linear"]),
-    ("run {ckpt} --op mlp --top-k 2", &["--top-k: is for --op moe; this is --op mlp"]),
-    ("run {ckpt} --op moe --top-k 2", &["layer 0", "there are no experts in it"]),
-    ("bench --op moe --experts 2 --top-k 3 --shapes 1x16x16", &["--top-k: is 3; there are 2 experts"]),
-    ("bench --op linear --between bf16", &["--between: is for --op mlp and moe; this is --op linear"]),
-    ("run {ckpt} --isa sse2", &["'sse2' for '--isa", "known are portable, avx2"]),
-    ("run {ckpt} --threads 0", &["'0' for '--threads", "1..=4096"]),
-    ("run {ckpt} --repeat 0", &["'0' for '--repeat"]),
-    ("run {ckpt} --check some", &["'some' for '--check", "valid are all, none or a number of rows"]),
-    ("run {ckpt} --activation swish", &["'swish' for '--activation", "valid are silu, clamped-silu[:LIMIT]"]),
-    ("run {ckpt} --gate-up-order gateup", &["gate/up order `gateup` is unknown; valid are gate-up, up-gate"]),
-    ("run {ckpt} --nibble-order x", &["'x' for '--nibble-order", "possible values: lo-hi, hi-lo"]),
-    ("run {ckpt} --m 0", &["error: --m: is 0; at least one row is needed"]),
-    ("run {ckpt} --m 999999999999999999", &["error: --m: 999999999999999999 rows of 576 do not fit"]),
-    ("run {ckpt} --m 4 --input {hidden}", &["'--m <M>' cannot be used with '--input <FILE>'"]),
-    ("quantize {bf16} {dir}/o.safetensors", &["required arguments were not provided", "--producer"]),
-    (
-        "quantize {bf16} {dir}/o.safetensors --producer x",
-        &["valid are modelopt, compressed-tensors, torchao, te, ggml"],
-    ),
-    ("quantize {bf16} {dir}/o.safetensors --producer te --search x", &["possible values: mse"]),
-    (
-        "convert {ckpt} {dir}/o --to awq",
-        &["output convention `awq` is unknown; valid are modelopt, compressed-tensors, gguf"],
-    ),
-    (
-        "verify {expected} --tensor c_w4a4",
-        &["required arguments were not provided", "--reference", "--checkpoint"],
-    ),
-    ("verify {expected} --reference {expected} --max-rel-l2 -1", &["error: "]),
-    (
-        "verify {expected} --reference {expected} --min-cosine 1.5",
-        &["--min-cosine", "from -1 to 1 is needed"],
-    ),
-    (
-        "verify {expected} --reference {expected} --min-cosine nan",
-        &["--min-cosine", "from -1 to 1 is needed"],
-    ),
-    ("bench --shapes 3X5X48", &["--shapes 3X5X48: neither a shape such as 64x128x256 nor a set", "llama"]),
-    (
-        "conformance --only no-such-family/",
-        &["--only no-such-family/: no conformance case has that in its name"],
-    ),
-    ("completions tcsh", &["'tcsh' for '<SHELL>'", "possible values: bash"]),
-    // Files that are not there or are something else.
-    ("run {dir}/nothing", &["error: {dir}/nothing: cannot open: No such file"]),
-    ("run {dir}/empty-dir", &["{dir}/empty-dir: holds no safetensors file; valid are"]),
-    ("run {dir}/text.txt", &["{dir}/text.txt: has an unknown ending; valid are"]),
-    ("run {dir}/text.safetensors", &["{dir}/text.safetensors: header rule `"]),
-    ("run {dir}/text.gguf", &["{dir}/text.gguf: header rule `magic`"]),
-    ("run {dir}/empty.safetensors", &["{dir}/empty.safetensors: header rule `"]),
-    ("run {dir}/truncated.safetensors", &["{dir}/truncated.safetensors: header rule `"]),
-    ("run {gguf} --nibble-order hi-lo", &["swapped nibbles in a GGUF file is not supported"]),
-    ("run {gguf} --scale-layout 128x4", &["128x4 order of scales in a GGUF file is not supported"]),
-    ("run {bf16}", &["declares how it is quantized", "name the convention explicitly, one of modelopt"]),
-    ("run {bf16} --convention modelopt --layer 14", &["is not quantized"]),
-    ("run {ckpt} --convention gptq", &["convention `gptq` is unknown; valid are modelopt"]),
-    ("run {ckpt} --layer 7", &["no gated MLP in layer 7; there is one in layer 0"]),
-    ("run {ckpt} --layer 0 --expert 3", &["layer 0", "there are no experts in it"]),
-    ("run {ckpt} --within vision", &["vision"]),
-    ("inspect {dir}/nothing", &["{dir}/nothing: cannot open"]),
-    ("validate {dir}/nothing", &["{dir}/nothing: cannot open"]),
-    ("validate {dir}/text.txt", &["has an unknown ending"]),
-    ("convert {dir}/nothing {dir}/o --to modelopt", &["{dir}/nothing: cannot open"]),
-    // Activations.
-    ("run {ckpt} --input {dir}/nothing.safetensors --output {dir}/o", &["nothing.safetensors: cannot open"]),
-    (
-        "run {ckpt} --input {bf16} --output {dir}/o",
-        &["several tensors", "valid is one F32, F16 or BF16 tensor [M, K]"],
-    ),
-    ("run {ckpt} --input {bf16} --input-tensor x", &["no tensor `x`"]),
-    (
-        "run {ckpt} --input {dir}/wide.safetensors --output {dir}/o",
-        &["A is [2, 592]; the weights of the layer need [M, 576]"],
-    ),
-    (
-        "run {ckpt} --input {dir}/ints.safetensors --output {dir}/o",
-        &["a: stored as I32; a float matrix must be F32, F16 or BF16"],
-    ),
-    ("run {ckpt} --input {dir}/no-rows.safetensors", &["shape [0, 576]", "at least one row"]),
-    ("run {ckpt} --input {dir}/both.safetensors", &["both `a` and `a_packed`, and none is named"]),
-    ("run {ckpt} --input {dir}/no-scale.safetensors", &["`a_packed` without `a_scale`"]),
-    (
-        "run {ckpt} --input {dir}/nan-scale.safetensors",
-        &["block scale 0x7f at row 0, block 3 is NaN; valid are 0x00..=0x7e"],
-    ),
-    (
-        "run {ckpt} --input {dir}/negative-scale.safetensors",
-        &["block scale 0x81 at row 0, block 3 is negative"],
-    ),
-    ("run {ckpt} --input {dir}/zero-global.safetensors", &["tensor scale 0 is not a positive finite number"]),
-    ("run {ckpt} --input {expected} --a-format bf16", &["is nvfp4; --a-format bf16 needs float activations"]),
-    (
-        "run {ckpt} --input {expected} --quantize dynamic",
-        &["is nvfp4 already; --quantize is for float activations"],
-    ),
-    (
-        "run {a16} --input {hidden} --quantize static",
-        &["the checkpoint has no input scale for this layer; dynamic is possible"],
-    ),
-    // Outputs.
-    (
-        "run {ckpt} --m 1 --repeat 1 --output {dir}/no/such/c.safetensors",
-        &["{dir}/no/such/c.safetensors: cannot "],
-    ),
-    (
-        "quantize {bf16} {dir}/o.safetensors --producer te --mlp-only",
-        &["--mlp-only is for .gguf files; {dir}/o.safetensors holds every tensor"],
-    ),
-    (
-        "quantize {bf16} {dir}/o.gguf --producer ggml",
-        &["o.gguf: a whole model without a config.json that names its type as GGUF is not supported"],
-    ),
-    (
-        "convert {gguf} {dir}/o --to modelopt",
-        &["of a GGUF file the gated MLPs alone are read; --mlp-only writes them"],
-    ),
-    (
-        "convert {ckpt} {dir}/o --to modelopt --mlp-only",
-        &["--mlp-only is for conversions to and from GGUF; modelopt holds every tensor"],
-    ),
-    ("quantize {bf16} {dir}/full-dir --producer te", &["{dir}/full-dir: exists already"]),
-    ("quantize {bf16} {dir}/o.gguf --producer te", &["o.gguf: .gguf is written with --producer ggml only"]),
-    (
-        "quantize {bf16} {dir}/o --producer torchao",
-        &["torchao tensors are written to a .safetensors file only"],
-    ),
-    (
-        "quantize {dir}/odd.safetensors {dir}/o.safetensors --producer te",
-        &["holds no linear layer to quantize", "(odd.weight is kept: K is 24, which is no multiple of 16)"],
-    ),
-    (
-        "quantize {dir}/ints.safetensors {dir}/o.safetensors --producer te",
-        &["holds no linear layer to quantize; 2-D tensors of F32, F16 or BF16"],
-    ),
-    (
-        "quantize {ckpt} {dir}/o --producer modelopt",
-        &[
-            "modelopt-nvfp4: a source that is quantized already, as `quantization_config` in ",
-            "F32, F16 and BF16",
-        ],
-    ),
-    (
-        "quantize {dir}/f8.safetensors {dir}/o.safetensors --producer te",
-        &["f8.safetensors: `a.weight` in F8_E4M3 is not supported; weights in F32, F16 and BF16"],
-    ),
-    (
-        "quantize {dir}/gpt2 {dir}/o --producer modelopt",
-        &["{dir}/gpt2/config.json: model_type is gpt2, whose layers are Conv1D [in, out]"],
-    ),
-    (
-        "quantize {gguf} {dir}/o.safetensors --producer te",
-        &["is a GGUF file; a safetensors file with float tensors is needed"],
-    ),
-    ("quantize {bf16} {dir}/no/o.safetensors --producer te", &["{dir}/no/o.safetensors: cannot "]),
-    ("convert {ckpt} {dir}/o.gguf --to modelopt", &["o.gguf: ends in .gguf"]),
-    ("convert {ckpt} {dir}/o --to gguf", &["does not end in .gguf"]),
-    ("convert {ckpt} {dir}/full-dir --to modelopt", &["{dir}/full-dir: "]),
-    // Results.
-    (
-        "verify {dir}/wide.safetensors --checkpoint {ckpt} --input {hidden}",
-        &["C is [2, 592]; the product is [64, 1536]"],
-    ),
-    ("verify {dir}/wide.safetensors --reference {hidden}", &["C is [2, 592]; the reference is [64, 576]"]),
-    ("verify {expected} --tensor d --reference {hidden}", &["no tensor `d`"]),
-];
-
 fn prepare(dir: &Path) {
     std::fs::create_dir(dir.join("empty-dir")).unwrap();
     std::fs::create_dir(dir.join("full-dir")).unwrap();
@@ -307,6 +61,12 @@ fn prepare(dir: &Path) {
     write(&dir.join("no-rows.safetensors"), &[("a", Dtype::F32, &[0, 576], &[])]);
     write(&dir.join("odd.safetensors"), &[("odd.weight", Dtype::F32, &[2, 24], &[0; 4 * 48])]);
     extract(&data("expected-modelopt-nvfp4.safetensors"), &["a_packed"], &dir.join("no-scale.safetensors"));
+    let tensors = safetensors::SafeTensors::deserialize(&whole).unwrap();
+    let kept = |name: &&str| *name != "model.layers.0.mlp.gate_proj.input_scale";
+    let names: Vec<&str> = tensors.names().into_iter().filter(kept).collect();
+    std::fs::create_dir(dir.join("no-input-scale")).unwrap();
+    extract(&data("modelopt-nvfp4/model.safetensors"), &names, &dir.join("no-input-scale/model.safetensors"));
+    std::fs::copy(data("modelopt-nvfp4/config.json"), dir.join("no-input-scale/config.json")).unwrap();
     let floats: (&str, Dtype, &[usize], &[u8]) = ("b.weight", Dtype::F32, &[16, 32], &[0; 4 * 16 * 32]);
     write(&dir.join("f8.safetensors"), &[("a.weight", Dtype::F8_E4M3, &[16, 32], &[0; 16 * 32]), floats]);
     std::fs::create_dir(dir.join("gpt2")).unwrap();
@@ -333,53 +93,19 @@ fn prepare(dir: &Path) {
 #[test]
 fn every_case_is_one_line_with_code_2_and_leaves_nothing() {
     let mut wrong = Vec::new();
-    for (args, parts) in CASES {
+    for (args, says) in include_str!("bad_inputs.txt").lines().filter_map(|line| line.split_once(" => ")) {
         let line = error_line(&prepare, args, 2);
-        let mut rest = line.as_str();
-        let found = line.starts_with("error: ")
-            && parts.iter().all(|part| {
-                let at = rest.find(part);
-                rest = at.map_or(rest, |at| &rest[at + part.len()..]);
-                at.is_some()
-            });
+        let mut rest = line.strip_prefix("error: ").unwrap_or_default();
+        let found = says.split('…').enumerate().all(|(number, part)| {
+            let at = rest.find(part).filter(|&at| number > 0 || at == 0);
+            rest = at.map_or(rest, |at| &rest[at + part.len()..]);
+            at.is_some()
+        });
         if !found {
-            wrong.push(format!("dualgemm {args}\n    says   {line}\n    should {parts:?}"));
+            wrong.push(format!("dualgemm {args}\n    says   {line}\n    should {says}"));
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
-}
-
-#[test]
-fn a_missing_tensor_is_named_with_what_needs_it() {
-    for (missing, needed) in [
-        ("model.layers.0.mlp.up_proj.weight_scale_2", true),
-        ("model.layers.0.mlp.gate_proj.weight_scale", true),
-        ("model.layers.0.mlp.up_proj.weight", true),
-        ("model.layers.0.mlp.gate_proj.input_scale", false),
-    ] {
-        let without = |dir: &Path| {
-            let from = data("modelopt-nvfp4");
-            let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-            let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-            let kept: Vec<&str> = tensors.names().into_iter().filter(|&name| name != missing).collect();
-            std::fs::create_dir(dir.join("ckpt")).unwrap();
-            extract(&from.join("model.safetensors"), &kept, &dir.join("ckpt/model.safetensors"));
-            std::fs::copy(from.join("config.json"), dir.join("ckpt/config.json")).unwrap();
-        };
-        if needed {
-            let line = error_line(&without, "run {dir}/ckpt --m 1 --output {dir}/c", 2);
-            assert!(line.contains(missing.strip_suffix(".weight").unwrap_or(missing)), "{line}");
-            assert!(line.contains("missing"), "{line}");
-        } else {
-            // Weights alone need no input scale: float activations still work, quantizing by it does not.
-            let dir = tempfile::tempdir().unwrap();
-            without(dir.path());
-            let checkpoint = dir.path().join("ckpt");
-            crate::common::run_json(&[arg(&checkpoint), "--m", "1"], 0);
-            let line = error_line(&without, "run {dir}/ckpt --m 1 --a-format nvfp4 --output {dir}/c", 2);
-            assert!(line.contains(missing), "{line}");
-        }
-    }
 }
 
 #[test]
@@ -490,7 +216,6 @@ fn a_failed_run_leaves_an_older_result_alone() {
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "older");
 }
 
-#[cfg(target_os = "linux")]
 /// A signal removes what is half written. When it arrives is a matter of luck: until it has hit often enough.
 #[cfg(unix)]
 #[test]
@@ -537,10 +262,6 @@ fn names_that_json_cannot_hold_are_refused_before_the_work() {
     assert!(!out.exists());
     assert_eq!(run(&[]).status.code(), Some(0));
     assert!(out.exists());
-    let full = std::fs::File::create("/dev/full").unwrap();
-    let mut rules = std::process::Command::new(assert_cmd::cargo::cargo_bin("dualgemm"));
-    let output = rules.args(["validate", "--rules"]).stdout(full).output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: stdout: No space left"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod export;
 mod gpu_kernels;
 mod memory;
 mod operations;
+mod quantize;
 mod quantize_experts;
 mod readme;
 mod reproduce;

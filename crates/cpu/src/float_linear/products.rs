@@ -15,7 +15,7 @@ use crate::w4a16::Vector;
 /// # Safety
 /// The machine has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn multiply<P: Products, const FEATURES: usize, const ROWS: usize, const FETCH: bool>(
+pub(crate) unsafe fn multiply<P: Products, const FEATURES: usize, const ROWS: usize, const FETCH: bool>(
     weights: [&[P::W]; FEATURES],
     rows: [&[P::A]; ROWS],
 ) -> [[f32; FEATURES]; ROWS] {
@@ -100,7 +100,7 @@ pub(crate) trait Products {
 }
 
 /// Fused multiply-adds of f32.
-pub(super) struct Fused<V, T>(PhantomData<(V, T)>);
+pub(crate) struct Fused<V, T>(PhantomData<(V, T)>);
 
 impl<V: Vector, T: Element> Products for Fused<V, T> {
     type A = f32;
@@ -129,7 +129,7 @@ impl<V: Vector, T: Element> Products for Fused<V, T> {
 }
 
 /// A float that vectors of f32 are made of.
-pub(super) trait Element: Pod {
+pub(crate) trait Element: Pod {
     /// A vector of them.
     ///
     /// # Safety

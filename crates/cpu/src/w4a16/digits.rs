@@ -17,6 +17,8 @@
 //! Integers of 15 bits take two digits, which are faster to multiply. bf16 and f16 try them first; if a rest matters, and always
 //! for f32, integers have 22 bits, in three digits.
 
+use std::ops::Range;
+
 use dualgemm_formats::FloatMatrix;
 
 use super::split::{LONG_BITS, SHORT_BITS, largest, power_of_two, take_integers};
@@ -46,7 +48,7 @@ const fn most_blocks(k: usize) -> usize {
     k / CHUNK_K * 7 / 4
 }
 
-/// Writes a row into `out` as digit blocks and returns their number. The result is `None` if
+/// Writes elements of a row into `out` as digit blocks and returns their number. The result is `None` if
 /// - `out` is too small, or multiplying floats is faster than multiplying so many blocks;
 /// - a number is infinite, NaN, extremely small or extremely large.
 ///
@@ -58,6 +60,8 @@ pub(super) struct Write<'a> {
     pub(super) a: &'a FloatMatrix<'a>,
     /// The row of A.
     pub(super) row: usize,
+    /// The elements, whole chunks.
+    pub(super) range: Range<usize>,
     /// Where the blocks go.
     pub(super) out: &'a mut [f32],
 }
@@ -67,14 +71,14 @@ impl Work for Write<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) -> Option<usize> {
-        let Self { unit, a, row, out } = self;
+        let Self { unit, a, row, range, out } = self;
         let (k, short) = (a.cols(), may_be_short(a));
         let room = out.len() / BLOCK_WORDS;
         let blocks: &mut [DigitBlock] = bytemuck::cast_slice_mut(&mut out[..room * BLOCK_WORDS]);
-        let most = room.min(most_blocks(k));
+        let most = room.min(most_blocks(range.len()));
         let (mut count, mut widened) = (0, [0.0; SPAN]);
-        for first in (0..k).step_by(SPAN) {
-            let span = widen(a, row, first, &mut widened[..SPAN.min(k - first)]);
+        for first in range.clone().step_by(SPAN) {
+            let span = widen(a, row, first, &mut widened[..SPAN.min(range.end - first)]);
             for (i, floats) in span.as_chunks::<CHUNK_K>().0.iter().enumerate() {
                 let (mut rest, mut left) = (*floats, largest(floats));
                 while left != 0.0 {

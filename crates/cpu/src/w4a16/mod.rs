@@ -67,6 +67,7 @@ use crate::aligned::Aligned;
 use crate::amx::{TILE_K, Tiles};
 use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
+use crate::team;
 use crate::threads::{self, SharedSlice};
 use crate::tile::{RowTile, TILE_COLS, TileKernel};
 use crate::w4a4;
@@ -156,8 +157,9 @@ impl Kernel {
         let blocks = k.div_ceil(BLOCK_K);
         let first_row = tiles.first().map_or(0, |tile| tile.first_row);
         let (words, layouts) = (SharedSlice::new(&mut buffer.words), SharedSlice::new(&mut buffer.layouts));
-        // One row takes a few microseconds, less than waking a thread.
-        let threads = if a.rows() == 1 { 1 } else { threads };
+        // One row takes some microseconds, less than waking a thread.
+        let shares_row = team::awake();
+        let threads = if a.rows() == 1 && !shares_row { 1 } else { threads };
         let spans = k.div_ceil(SPAN_K);
         threads::for_each(
             threads,
@@ -166,8 +168,20 @@ impl Kernel {
             |(), item| {
                 let (tile, first) = (&tiles[item / spans], item % spans * SPAN_K);
                 let row = tile.first_row - first_row;
+                let len = SPAN_K.min(k - first);
                 if tile.rows == 1 {
-                    if first == 0 {
+                    if shares_row {
+                        let (at, part) = (digits::words(first), digits::words(len));
+                        // SAFETY: `for_each` hands out each span of the row once. A row has room for a block for each chunk.
+                        let (out, layouts) = unsafe {
+                            (
+                                words.part(row * row_len + at, part),
+                                layouts.part(row * blocks + first / BLOCK_K, len.div_ceil(BLOCK_K)),
+                            )
+                        };
+                        let written = self.write_digits(a, tile, first..first + len, out);
+                        layouts.fill(written.map_or(Layout::Floats, |blocks| Layout::Digits { blocks }));
+                    } else if first == 0 {
                         // SAFETY: this item alone takes the tile's row, and tiles have no row in common.
                         let (out, layouts) = unsafe {
                             (words.part(row * row_len, row_len), layouts.part(row * blocks, blocks))
@@ -176,7 +190,6 @@ impl Kernel {
                     }
                     return;
                 }
-                let len = SPAN_K.min(k - first);
                 if let Some(terms) = self.tile_terms(a, tile) {
                     // SAFETY: as below; these parts are not larger than the room for a row allows.
                     let (out, layouts) = unsafe {
@@ -205,9 +218,16 @@ impl Kernel {
                 self.write_span(a, tile, first, out, layouts);
             },
         );
-        for tile in tiles.iter().filter(|tile| tile.rows > 1) {
+        for tile in tiles {
             let row = tile.first_row - first_row;
             let layouts = &mut buffer.layouts[row * blocks..][..blocks];
+            if tile.rows == 1 {
+                if shares_row {
+                    let out = &mut buffer.words[row * row_len..][..row_len];
+                    self.join_row(a, tile, out, layouts);
+                }
+                continue;
+            }
             let whole = self.tile_terms(a, tile).map_or(Layout::FewRows, |terms| Layout::Tiles { terms });
             let count = layouts.iter().filter(|&&layout| layout == whole).count();
             if (1..blocks).contains(&count) || whole != Layout::FewRows && count == 0 {
@@ -228,10 +248,36 @@ impl Kernel {
         tile_terms(self.isa.tiles, format, self.format, tile.rows, a.cols())
     }
 
+    /// Makes one row of [`SPAN_K`] that were written alone: they are, if each has one block of digits for each chunk. Otherwise the row is
+    /// written again.
+    fn join_row(self, a: &FloatMatrix<'_>, tile: &RowTile, out: &mut [f32], layouts: &mut [Layout]) {
+        let chunks = a.cols() / CHUNK_K;
+        let spans = layouts.chunks(SPAN_K / BLOCK_K).zip((0..chunks).step_by(SPAN_K / CHUNK_K));
+        let whole = |(layouts, first): (&[Layout], usize)| {
+            layouts[0] == Layout::Digits { blocks: (SPAN_K / CHUNK_K).min(chunks - first) }
+        };
+        if spans.fold(true, |all, span| all & whole(span)) {
+            layouts.fill(Layout::Digits { blocks: chunks });
+        } else {
+            self.write_row(a, tile, out, layouts);
+        }
+    }
+
+    /// [`digits::Write`].
+    fn write_digits(
+        self,
+        a: &FloatMatrix<'_>,
+        tile: &RowTile,
+        range: Range<usize>,
+        out: &mut [f32],
+    ) -> Option<usize> {
+        let unit = w4a4::digit_unit(self.format) / sum_unit(self.format);
+        self.isa.dispatch(digits::Write { unit, a, row: tile.first_row, range, out })
+    }
+
     /// Writes a tile of one row, as digits if it can.
     fn write_row(self, a: &FloatMatrix<'_>, tile: &RowTile, out: &mut [f32], layouts: &mut [Layout]) {
-        let unit = w4a4::digit_unit(self.format) / sum_unit(self.format);
-        match self.isa.dispatch(digits::Write { unit, a, row: tile.first_row, out }) {
+        match self.write_digits(a, tile, 0..a.cols(), out) {
             Some(blocks) => layouts.fill(Layout::Digits { blocks }),
             None => self.write_span(a, tile, 0, &mut out[..a.cols()], layouts),
         }

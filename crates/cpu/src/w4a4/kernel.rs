@@ -24,7 +24,7 @@ use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, INTEGER_UNIT};
 use super::vector::Vector;
-use crate::fetch::fetch;
+use crate::fetch::{Ahead, fetch};
 use crate::isa::{InstructionSet, Work};
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
@@ -87,8 +87,8 @@ unsafe fn multiply<V: Vector>(task: Task<'_>) {
         // SAFETY: `left` panels and their sums start at the pointers, which advance by the panels that are done.
         unsafe {
             let done = match task.rows {
-                1 if left >= STREAMS => one_row::<V, STREAMS>(&task, panel, sums),
-                1 => one_row::<V, 1>(&task, panel, sums),
+                1 if left >= STREAMS => one_row::<V, STREAMS>(&task, panel, sums, left),
+                1 => one_row::<V, 1>(&task, panel, sums, left),
                 _ => many_rows::<V>(&task, panel, sums),
             };
             left -= done;
@@ -105,6 +105,7 @@ unsafe fn one_row<V: Vector, const PANELS: usize>(
     task: &Task<'_>,
     panel: *const u8,
     sums: *mut f32,
+    left: usize,
 ) -> usize {
     const { assert!(TILE_COLS / V::LANES <= 4 && PANEL.is_multiple_of(V::LANES)) };
     let (vectors, blocks) = (TILE_COLS / V::LANES, task.blocks.as_ptr());
@@ -114,11 +115,12 @@ unsafe fn one_row<V: Vector, const PANELS: usize>(
         let at = |panel: usize, v: usize| sums.add(panel * TILE_COLS + v * V::LANES);
         let mut accumulators: [[V::Floats; 4]; PANELS] =
             std::array::from_fn(|panel| std::array::from_fn(|v| V::load(at(panel, v % vectors))));
+        let ahead = Ahead::new(V::AHEAD / PANELS, task.panel_stride, PANELS, left);
         for c in 0..task.chunks {
             let block = blocks.add(c);
             for (p, accumulators) in accumulators.iter_mut().enumerate() {
                 let chunk = panel.add(p * task.panel_stride + c * CHUNK);
-                fetch(chunk.wrapping_add(V::AHEAD / PANELS));
+                ahead.fetch(chunk, c * CHUNK);
                 for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
                     let column = 2 * i * V::LANES;
                     let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];

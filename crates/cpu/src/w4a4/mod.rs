@@ -140,6 +140,7 @@ impl Kernel {
             panel: weights.panel_range(panels.clone()).as_ptr(),
             panel_stride: weights.chunks() * CHUNK,
             panels: panels.len(),
+            left: panels.len(),
             sums: sums.as_mut_ptr(),
         };
         // SAFETY: `panel_range` returned that many panels, the assertion checked the sums, and the caller vouches for the

@@ -1,12 +1,15 @@
 //! The whole operation through the public interface, against the f64 definition.
 
+#[cfg(target_arch = "x86_64")]
+mod attention;
 mod floats;
 mod linear;
 mod rows;
+mod token;
 
 use std::borrow::Cow;
 
-use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp};
+use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Team};
 use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{
     BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize,

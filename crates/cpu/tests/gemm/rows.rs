@@ -168,3 +168,40 @@ fn rows_of_no_group_never_change_a_bit_exact() {
     };
     assert_eq!(run(quantized(0x7F), QuantizeA::No), run(quantized(0), QuantizeA::No));
 }
+
+/// A team writes the spans of one row apart, and joins them where it can: not where chunks are all zeros, leave rests or are floats.
+#[test]
+fn a_team_changes_no_bit_exact() {
+    let (n, k, team) = (40, 2320, Team::new(3).unwrap());
+    let mut random = Random(14);
+    let weights = random.weights(BlockFormat::Nvfp4, n, k);
+    let floats = random.floats(k);
+    let with = |at: std::ops::Range<usize>, value: f32| {
+        let mut floats = floats.clone();
+        floats[at].fill(value);
+        floats
+    };
+    let rows =
+        [floats.clone(), with(1040..1056, 0.0), with(2319..2320, 3e4), with(1500..1501, f32::MIN_POSITIVE)];
+    for (case, row) in rows.iter().enumerate() {
+        let [halves, bf16s] = [
+            FloatMatrix::F16(
+                Matrix::new("a", 1, k, row.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()).unwrap(),
+            ),
+            FloatMatrix::Bf16(
+                Matrix::new("a", 1, k, row.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()).unwrap(),
+            ),
+        ];
+        for a in [FloatMatrix::F32(Matrix::new("a", 1, k, row.clone()).unwrap()), halves, bf16s]
+            .map(AOperand::Float)
+        {
+            let desc = desc(&a, &weights, Activation::Silu);
+            for isa in isas() {
+                let [alone, together] =
+                    [run_f32(&desc, isa, &a, &weights), team.install(|| run_f32(&desc, isa, &a, &weights))];
+                let bits = |c: &[f32]| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&alone), bits(&together), "{isa} {desc} {case}");
+            }
+        }
+    }
+}

@@ -436,7 +436,8 @@ fn what_groups_cannot_be_is_said() {
     // SAFETY: it is refused; nothing is launched.
     let message =
         unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) }.unwrap_err().to_string();
-    let wanted = "plan with GpuOptions::groups, which fused, persistent, decode, warpwise, native take";
+    let wanted =
+        "plan with GpuOptions::groups, which fused, persistent, decode, warpwise, native, portable take";
     assert!(message.ends_with(wanted), "{message}");
     assert!(runner.warm_experts(&packed).is_err());
 
@@ -480,7 +481,8 @@ fn what_groups_cannot_be_is_said() {
     let runner = cpu.runner(2).unwrap();
     // SAFETY: it is refused; nothing is launched.
     assert!(unsafe { runner.run_device_grouped(&device.call, &on_cpu, Stream::Own) }.is_err());
-    let plan = plan_on(&BLACKWELL[1], &problem, groups(2));
+    let dynamic = OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale: OutScale::Dynamic };
+    let plan = plan_on(&BLACKWELL[1], &DualGemmDesc { out: dynamic, ..problem }, groups(2));
     let Plan::Gpu { plan: chosen, .. } = &plan else { panic!("a GPU plan") };
     assert_eq!((chosen.groups, &*chosen.strategy), (1, "portable"));
     let (runner, apart) = (plan.runner(2).unwrap(), plan.prepack_experts(&experts).unwrap());

@@ -82,7 +82,7 @@ pub(crate) fn on_device_as(
         }
         _ => DeviceC::Float(c.ptr()),
     };
-    let call = GroupedCall { call: DeviceCall { m, a: given, c: to }, rows: rows.ptr() };
+    let call = GroupedCall { call: DeviceCall { m, a: given, c: to }, rows: rows.ptr(), settled: false };
     let this = OnDevice { call, a, layout, values, scales, rows, c, c_scales };
     this.set(first_rows);
     this

@@ -14,7 +14,6 @@
 //!
 //! What is not a number: an element that is NaN gets +6 (0 in ggml) and does not count in its block's amax;
 //! infinity saturates. No scale byte is ever NaN or negative, no global scale zero, infinite or NaN.
-//! [`QuantizeReport::non_finite`] tells how many elements such repairs concern.
 
 mod compressed_tensors;
 mod ggml;
@@ -30,7 +29,7 @@ use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
 
-pub use report::{QuantizeReport, relative_l2};
+pub use report::relative_l2;
 use rule::{Block, Rule, amax_bits, block_amax, pack};
 
 use crate::scalar::e4m3;
@@ -291,24 +290,6 @@ pub fn quantize_with(
     global_scale: GlobalScale,
 ) -> Result<QuantizedMatrix<'static>, Error> {
     Quantizer::new(producer, global_scale, x.float_type(), search).matrix(name, x)
-}
-
-/// [`quantize`] together with its error, and with that of [`Search::Plain`] beside it.
-///
-/// # Errors
-/// If K is not a multiple of 16.
-pub fn quantize_reported(
-    name: &str,
-    x: &FloatMatrix<'_>,
-    producer: Producer,
-    search: Search,
-) -> Result<(QuantizedMatrix<'static>, QuantizeReport), Error> {
-    let quantized = quantize(name, x, producer, search)?;
-    let report = match search {
-        Search::Plain => QuantizeReport::new(x, &quantized, &quantized),
-        Search::Mse => QuantizeReport::new(x, &quantized, &quantize(name, x, producer, Search::Plain)?),
-    };
-    Ok((quantized, report))
 }
 
 /// One block by the rule of Transformer Engine: eight code bytes and the scale byte. This is what kernels that write

@@ -319,7 +319,7 @@ fn fp8(config: fp8::config::Config, shape: Shape) -> Case {
         let codes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 0x60) as u8).collect();
         let (gate, up) = (upload(device, &codes)?, upload(device, &codes[..n * k])?);
         let output = rows::Output::new(c, [0.001, 0.002]);
-        let args = fp8::host::FusedArgs { size: shape, a, row_scales: DevicePtr::NULL, gate, up, output };
+        let args = fp8::host::FusedArgs { size: shape, a, gate, up, output };
         let spec = kernel.spec(&args)?;
         finish(device, [first, spec.clone(), spec], (c, m * n * 2))
     })

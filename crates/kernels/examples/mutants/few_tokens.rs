@@ -63,10 +63,12 @@ fn grouped(config: Config, (m, n, k): (usize, usize, usize)) -> Case {
             a_scales: DevicePtr::NULL,
             weights,
             groups: Some(GroupArgs { count: 2, rows: first_rows, alphas }),
+            settled: false,
             output: rows::Output::new(c, [1.0; 2]),
         };
         let spec = kernel.spec(&args)?;
-        finish(device, [first, second, spec.clone(), spec], (c, m * n * 2))
+        let again = kernel.spec(&FusedArgs { settled: true, ..args })?;
+        finish(device, [first, second, spec, again], (c, m * n * 2))
     })
 }
 
@@ -93,8 +95,16 @@ fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
         };
         let output = rows::Output::new(c, pack.alpha());
         let weights = upload(device, pack.bytes())?;
-        let args =
-            FusedArgs { size: shape, a: values, a_pitch: 2 * k, a_scales, weights, groups: None, output };
+        let args = FusedArgs {
+            size: shape,
+            a: values,
+            a_pitch: 2 * k,
+            a_scales,
+            weights,
+            groups: None,
+            settled: false,
+            output,
+        };
         let spec = kernel.spec(&args)?;
         finish(device, [first, spec.clone(), spec], (c, m * n * 2))
     })

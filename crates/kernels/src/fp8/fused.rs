@@ -4,7 +4,7 @@
 //! weight producer   1 thread   TMA of 64 · groups gate rows and as many up rows   ─┐ full[stage]     ┌─ empty[stage]
 //! token producer    1 thread   TMA of tokens                                      ─┘ → consumers ────┘
 //! consumers         1 or 2 warpgroups: four wgmma k32 for gate and four for up per stage of 128 K
-//! epilogue          row scale, alpha, bias, activation, staged in shared memory, 16-byte stores
+//! epilogue          alpha, bias, activation, staged in shared memory, 16-byte stores
 //! ```
 //!
 //! Flow: [`Config`] → here → PTX. Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions>.
@@ -39,17 +39,15 @@ struct Fused<'a> {
     frame: CtaTile,
     /// Tensor maps of A, gate, up.
     maps: [TensorMapParam; 3],
-    row_scales: PointerParam,
 }
 
 impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &Variant) -> Self {
         let maps = ["tokens", "gate", "up"].map(|name| k.tensor_map(name));
         let sizes = ["m", "n", "blocks"].map(|name| k.param(name));
-        let row_scales = k.pointer("row_scales");
         let memory = (&layout.smem, [&layout.full, &layout.empty]);
         let frame = CtaTile::new(k, config.shape(), memory, sizes, variant);
-        Self { config, layout, frame, maps, row_scales }
+        Self { config, layout, frame, maps }
     }
 
     fn emit(&self, k: &mut Kernel) {
@@ -105,8 +103,6 @@ impl<'a> Fused<'a> {
         let (g, q) = (k.eval(frame.lane >> 2), k.eval(frame.lane & 3));
         let feature = k.eval(frame.warp * 16 + g);
         let token = k.eval(q << 1);
-        let scales = k.ld_pointer(&self.row_scales);
-        let scaled = k.compare(Cmp::Ne, scales.base(), 0u64);
         let factors = [0u32, 8].map(|h| {
             let feature_of_c = k.eval(frame.feature + feature + h);
             frame.rows.factors(k, None, feature_of_c)
@@ -118,15 +114,10 @@ impl<'a> Fused<'a> {
         for j in 0..self.config.tokens / 8 {
             for e in 0..2 {
                 let in_tile = 8 * j + e;
-                let scale = k.mov(1.0f32);
-                let row = k.eval(token + in_tile + frame.token);
-                let inside = k.compare_and(Cmp::Lt, row, frame.m, scaled);
-                let from = k.offset(scales, row.mul_wide(4));
-                k.when(inside).to(scale).ld::<F32, _>(from);
                 for h in 0..2u32 {
                     let at = (4 * j + 2 * h + e) as usize;
-                    let products = [k.mul(sums[0][at], scale), k.mul(sums[1][at], scale)];
-                    let value = factors[h as usize].activate(k, &frame.rows.variant.program, products);
+                    let program = &frame.rows.variant.program;
+                    let value = factors[h as usize].activate(k, program, [sums[0][at], sums[1][at]]);
                     staged.store(k, places[h as usize].at(in_tile * staged.pitch()), value);
                 }
             }

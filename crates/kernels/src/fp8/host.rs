@@ -17,8 +17,6 @@ pub struct FusedArgs {
     pub size: (usize, usize, usize),
     /// A, `[m, k]` bytes.
     pub a: DevicePtr,
-    /// m f32 that multiply the rows of A, or null.
-    pub row_scales: DevicePtr,
     /// Gate weights, `[n, k]` bytes.
     pub gate: DevicePtr,
     /// Up weights, `[n, k]` bytes.
@@ -64,9 +62,8 @@ impl<'d> Fused<'d> {
             );
             list = list.tensor_map(self.loaded.device.tensor_map(&map)?);
         }
-        fits("A", "address of row scales", args.row_scales.0 as usize, 0, 4)?;
         let list = list.u32(m as u32).u32(n as u32).u32(k.div_ceil(STAGE_K as usize) as u32);
-        let list = args.output.args(list.ptr(args.row_scales), &self.loaded.rows, None)?;
+        let list = args.output.args(list, &self.loaded.rows, None)?;
         let shape = self.config.shape();
         Ok(self.loaded.launch(shape.grid(m, n), shape.threads()).args(list))
     }

@@ -30,6 +30,10 @@ const ROUTE_THREADS: u32 = 1024;
 const THREADS: u32 = 256;
 /// Most choices that each CTA of one launch counts for itself.
 const FEW_CHOICES: u32 = 512;
+/// Pieces of a row of A that a thread reads at once.
+const FIRST_PIECES: u32 = 4;
+/// Choices whose results a thread reads at once.
+const RESULTS: u32 = 4;
 /// Most experts: their counters in shared memory take 16 KiB.
 pub const MAX_EXPERTS: usize = 4096;
 /// The row of a choice that has none.
@@ -181,27 +185,54 @@ fn gather(k: &mut Kernel, target: Target) {
     k.when(beyond).exit();
     let choice = k.offset(choice_of, row.mul_wide(4));
     let choice: Reg<U32> = k.ld(choice);
-    copy_row(k, (a, pitch, out, pieces), row, (choice, top_k));
+    Row::read(k, (a, pitch, pieces), (choice, top_k)).write(k, out, row);
 }
 
-/// All threads copy a choice's row of A, so many pieces of 16 bytes.
-fn copy_row(
-    k: &mut Kernel,
-    (a, pitch, out, pieces): (Addr<Global>, Reg<U32>, Addr<Global>, Reg<U32>),
-    row: Reg<U32>,
-    (choice, top_k): (Reg<U32>, Reg<U32>),
-) {
-    let thread = k.special(Special::TidX);
-    let token = k.eval(choice / top_k);
-    let from = k.offset(a, token.mul_wide(pitch));
-    let to = k.eval(pieces << 4);
-    let to = k.offset(out, row.mul_wide(to));
-    k.for_range("piece", thread, pieces, THREADS, |k, piece, _| {
-        let byte = k.eval(piece.mul_wide(16));
-        let [from, to] = [from, to].map(|start| k.offset(start, byte));
-        let words: [Reg<B32>; 4] = k.ld_vector(from);
-        k.st_vector(to, &words);
-    });
+/// A choice's row of A on its way to where it belongs, so many pieces of 16 bytes: each thread has the first ones in
+/// registers, so that their way from memory and that of what says where to do not add up.
+struct Row {
+    from: Addr<Global>,
+    pieces: Reg<U32>,
+    first: Vec<Piece>,
+}
+
+/// Where in the row a piece is, whether it is, and its words.
+type Piece = (Reg<U32>, Reg<Pred>, [Reg<B32>; 4]);
+
+impl Row {
+    fn read(
+        k: &mut Kernel,
+        (a, pitch, pieces): (Addr<Global>, Reg<U32>, Reg<U32>),
+        (choice, top_k): (Reg<U32>, Reg<U32>),
+    ) -> Self {
+        let thread = k.special(Special::TidX);
+        let token = k.eval(choice / top_k);
+        let from = k.offset(a, token.mul_wide(pitch));
+        let first = (0..FIRST_PIECES).map(|i| {
+            let piece = k.eval(thread + i * THREADS);
+            let there = k.compare(Cmp::Lt, piece, pieces);
+            let at = k.offset(from, piece.mul_wide(16));
+            (piece, there, k.when(there).ld_vector(at))
+        });
+        Self { from, pieces, first: first.collect() }
+    }
+
+    fn write(self, k: &mut Kernel, out: Addr<Global>, row: Reg<U32>) {
+        let thread = k.special(Special::TidX);
+        let bytes = k.eval(self.pieces << 4);
+        let to = k.offset(out, row.mul_wide(bytes));
+        for (piece, there, words) in self.first {
+            let at = k.offset(to, piece.mul_wide(16));
+            k.when(there).st_vector(at, &words);
+        }
+        let next = k.eval(thread + FIRST_PIECES * THREADS);
+        k.for_range("piece", next, self.pieces, THREADS, |k, piece, _| {
+            let byte = k.eval(piece.mul_wide(16));
+            let [from, to] = [self.from, to].map(|start| k.offset(start, byte));
+            let words: [Reg<B32>; 4] = k.ld_vector(from);
+            k.st_vector(to, &words);
+        });
+    }
 }
 
 /// A CTA for each choice counts those before it, by expert and then by number: that is its row.
@@ -224,6 +255,7 @@ fn sort(k: &mut Kernel, target: Target) {
         (k.special(Special::CtaidX), k.special(Special::TidX), k.special(Special::LaneId));
     let own = k.offset(ids, choice.mul_wide(4));
     let own: Reg<U32> = k.ld(own);
+    let row_of_a = Row::read(k, (a, pitch, pieces), (choice, top_k));
     let first = k.compare(Cmp::Eq, thread, 0u32);
     let none = k.mov::<U32>(0u32);
     k.when(first).st(before, none);
@@ -275,7 +307,7 @@ fn sort(k: &mut Kernel, target: Target) {
     k.unless(here).exit();
     let to = k.offset(choice_of, row.mul_wide(4));
     k.when(first).st(to, choice);
-    copy_row(k, (a, pitch, out, pieces), row, (choice, top_k));
+    row_of_a.write(k, out, row);
 }
 
 fn combine(k: &mut Kernel, target: Target, ty: FloatType, add: bool) {
@@ -292,20 +324,30 @@ fn combine(k: &mut Kernel, target: Target, ty: FloatType, add: bool) {
     k.when(beyond).exit();
     let sums: [Reg<F32>; WIDTH as usize] = std::array::from_fn(|_| k.mov(0.0f32));
     let first = k.eval(token * top_k);
-    k.for_range("choices", 0u32, top_k, 1, |k, j, _| {
-        let byte = k.eval((first + j).mul_wide(4));
-        let [row, weight] = [row_of, weights].map(|start| k.offset(start, byte));
-        let row: Reg<U32> = k.ld(row);
-        let here = k.compare(Cmp::Ne, row, NONE);
-        k.if_(here, "add", |k| {
-            let weight: Reg<F32> = k.ld(weight);
-            let from = k.offset(results, (row.mul_wide(n) + column.widen()) << 2);
-            let found = values::load(k, FloatType::F32, from);
-            for (sum, value) in sums.iter().zip(found) {
-                let product = k.mul(weight, value);
-                k.to(*sum).add(*sum, product);
-            }
+    k.for_range("choices", 0u32, top_k, RESULTS, |k, j, _| {
+        let rows: [[Reg<U32>; 2]; RESULTS as usize] = std::array::from_fn(|i| {
+            let there = k.compare(Cmp::Lt, j + i as u32, top_k);
+            let byte = k.eval((first + j + i as u32).mul_wide(4));
+            [(row_of, NONE), (weights, 0)].map(|(start, none)| {
+                let (at, value) = (k.offset(start, byte), k.mov::<U32>(none));
+                k.when(there).to(value).ld::<U32, _>(at);
+                value
+            })
         });
+        let found = rows.map(|[row, weight]| {
+            let here = k.compare(Cmp::Ne, row, NONE);
+            let from = k.offset(results, (row.mul_wide(n) + column.widen()) << 2);
+            let halves: [[Reg<F32>; 4]; 2] = [0u32, 16].map(|byte| k.when(here).ld_vector(from.at(byte)));
+            (here, k.from_bits(weight.cast::<B32>()), halves)
+        });
+        for (here, weight, halves) in found {
+            k.if_(here, "add", |k| {
+                for (sum, value) in sums.iter().zip(halves.into_iter().flatten()) {
+                    let product = k.mul(weight, value);
+                    k.to(*sum).add(*sum, product);
+                }
+            });
+        }
     });
     let to = k.offset(out, (token.mul_wide(n) + column.widen()) << values::bytes(ty).ilog2());
     if add {

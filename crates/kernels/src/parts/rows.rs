@@ -307,11 +307,7 @@ impl Rows {
     fn bias(&self, k: &mut Kernel, group: Option<Reg<U32>>, feature: Reg<U32>) -> Option<[Reg<F32>; 2]> {
         let halves = self.bias.as_ref()?;
         let inside = k.compare(Cmp::Lt, feature, self.n);
-        let element = match group {
-            None => feature.widen(),
-            Some(group) => group.mul_wide(self.n) + feature.widen(),
-        };
-        let byte = k.eval(element << 2);
+        let byte = self.bias_offset(k, group, feature);
         Some([&halves[0], &halves[1]].map(|half| {
             let bias = k.mov(0.0f32);
             let table = k.ld_pointer(half);
@@ -319,6 +315,40 @@ impl Rows {
             k.when(inside).to(bias).ld::<F32, _>(at);
             bias
         }))
+    }
+
+    /// Brings into L2 what the epilogue of `count` features of a group from `first` on will read, which is in memory as a rule:
+    /// each thread a line.
+    pub fn prefetch(&self, k: &mut Kernel, group: Option<Reg<U32>>, first: Reg<U32>, count: u32) {
+        /// Features whose biases are a line of the cache.
+        const LINE: u32 = 32;
+        let thread = k.special(Special::TidX);
+        if let Some(halves) = &self.bias {
+            let feature = k.eval(first + thread * LINE);
+            let needed = k.compare(Cmp::Lt, thread, count.div_ceil(LINE));
+            let inside = k.compare_and(Cmp::Lt, feature, self.n, needed);
+            let byte = self.bias_offset(k, group, feature);
+            for half in halves {
+                let table = k.ld_pointer(half);
+                let at = k.offset(table, byte);
+                k.when(inside).prefetch_l2(at);
+            }
+        }
+        if let Some((table, group)) = self.alphas.as_ref().zip(group) {
+            let table = k.ld_pointer(table);
+            let at = k.offset(table, group.mul_wide(8));
+            let first = k.compare(Cmp::Eq, thread, 0u32);
+            k.when(first).prefetch_l2(at);
+        }
+    }
+
+    /// Where a feature's bias is, of a group's or of all.
+    fn bias_offset(&self, k: &mut Kernel, group: Option<Reg<U32>>, feature: Reg<U32>) -> Reg<U64> {
+        let element = match group {
+            None => feature.widen(),
+            Some(group) => group.mul_wide(self.n) + feature.widen(),
+        };
+        k.eval(element << 2)
     }
 
     /// What the sums of a feature of a group become products by.

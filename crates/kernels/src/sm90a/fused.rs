@@ -133,11 +133,11 @@ impl<'a> Fused<'a> {
 
     fn emit(&self, k: &mut Kernel) {
         self.ring.init(k, 1, self.config.consumer_threads() / 32);
-        k.launch_dependents();
         if self.groups.is_some() {
-            k.comment("Rows of the groups may come from the kernel before.");
+            k.comment("Rows of the groups may come from the kernel before; the next one need not wait for them again.");
             k.grid_dependency_wait();
         }
+        k.launch_dependents();
         // With one tile per CTA every role has the same.
         let tile = (self.variant.scheduler == Scheduler::Grid).then(|| self.grid_tile(k));
         let consumer_warps = self.config.consumer_threads() / 32;

@@ -5,7 +5,7 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 use super::fused::Variant;
 use crate::Error;
 use crate::error::one_of;
-use crate::limits::{Rules, Valid};
+use crate::limits::{Rules, SHARED_DATACENTER, Valid};
 use crate::parts::groups::most_tiles;
 use crate::sm90a::pack::CHUNK_BYTES;
 
@@ -56,24 +56,14 @@ pub struct Layout {
 
 impl Config {
     /// For up to 2, 4, 8 and 16 tokens, from few features to many: what was measured best somewhere. Two chunks of room
-    /// are faster than three; eight or twelve warps leave registers for 16 tokens, or for eight and their codes.
+    /// are faster than three.
     pub fn menu() -> impl Iterator<Item = Config> {
-        let wide = (1..=8).flat_map(|halves| {
-            [2, 4, 8].map(|tokens| {
-                let one = Config { halves, tokens, k_groups: 1, chunks: 2 };
-                match (tokens, one.row_groups()) {
-                    (8, 1) => Config { k_groups: 12, chunks: 3, ..one },
-                    (_, groups) => Config { k_groups: MOST_WARPS / groups, ..one },
-                }
-            })
+        let config = |halves, tokens, k_groups| Config { halves, tokens, k_groups, chunks: 2 };
+        let wide = (1..=8u32).flat_map(move |halves| {
+            [2, 4, 8].map(|tokens| config(halves, tokens, MOST_WARPS / halves.div_ceil(2)))
         });
-        let many = [(1, 12), (2, 8), (4, 4)].map(|(halves, k_groups)| Config {
-            halves,
-            tokens: 16,
-            k_groups,
-            chunks: 2,
-        });
-        wide.chain(many)
+        let many = [(1, 12), (2, 12), (2, 8), (4, 4)];
+        wide.chain(many.map(|(halves, k_groups)| config(halves, 16, k_groups)))
     }
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
@@ -106,16 +96,16 @@ impl Config {
         self.tokens > 4 && self.row_groups() > 1
     }
 
-    /// Whether threads have registers to spare: twelve warps with 16 rows lack them.
-    pub(super) fn has_registers(&self) -> bool {
-        self.warps() * self.tokens <= 128
+    /// CTAs that a multiprocessor has registers for: 16 rows in more than eight warps leave none for a second.
+    pub(super) fn ctas_per_sm(&self) -> u32 {
+        if self.warps() * self.tokens <= 128 { 2 } else { 1 }
     }
 
     /// Blocks of A that a warp, or the warps that share them, have room for. The next one is on its way while warps that share
     /// them read one. A warp by itself has read one before it multiplies; that is soon enough for few rows, and for codes,
     /// which wait in registers.
     pub(super) fn blocks(&self, codes: bool) -> u32 {
-        let ahead = self.shares_blocks() || (self.tokens > 4 && self.has_registers() && !codes);
+        let ahead = self.shares_blocks() || (self.tokens > 4 && !codes);
         if ahead { 2 } else { 1 }
     }
 
@@ -124,9 +114,17 @@ impl Config {
         self.tokens * ROW
     }
 
+    /// Chunks that a warp asks for ahead of A: all that it has room for where CTAs share multiprocessors, so that one has what it
+    /// will read while the other ends. Of many tokens, and of CTAs that are alone, A would come behind these bytes, and nothing
+    /// be multiplied meanwhile.
+    pub(super) fn chunks_before_a(&self, alone: bool, codes: bool) -> u32 {
+        let many = self.tokens >= if codes { 8 } else { 16 };
+        if alone || many { 1 } else { self.chunks }
+    }
+
     /// Whether codes of A are expanded on the way: of more tokens that takes registers that there are not.
     pub fn expands_codes(&self) -> bool {
-        self.tokens <= 8
+        self.tokens <= 4 || (self.tokens == 8 && self.shares_blocks())
     }
 
     /// Groups of eight tokens, the N of the matrix instruction.
@@ -161,7 +159,7 @@ impl Config {
         let weights = smem.alloc_parts("weights", CHUNK_BYTES as u32, self.warps() * self.chunks, 128);
         let full = smem.mbarriers("full", self.warps() * self.chunks);
         let found = variant.rows.grouped.then(|| smem.alloc("found", 16, 16));
-        RULES.shared(smem.bytes(), SHARED)?;
+        RULES.shared(smem.bytes(), if self.ctas_per_sm() == 2 { SHARED } else { SHARED_DATACENTER })?;
         Ok(Layout { smem, tokens, weights, full, found })
     }
 

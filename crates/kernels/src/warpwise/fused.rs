@@ -86,7 +86,9 @@ pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
             return rule("rows in groups are floats");
         }
         if !config.expands_codes() {
-            return rule("codes of A are expanded for up to eight tokens");
+            return rule(
+                "codes of A are expanded for up to four tokens, and for eight of two chunks and more",
+            );
         }
     }
     let about = format!("C = act(A B1^T, A B2^T), 4-bit weights, each warp by itself: {}", config.name());
@@ -100,13 +102,16 @@ struct Fused<'a> {
     rows: Rows,
     tokens: Tokens,
     weights: PointerParam,
-    groups: Option<(GroupRows, Addr<Shared>)>,
+    /// Rows in groups: their table, where what is found there goes, and whether the table is there at once.
+    groups: Option<(GroupRows, Addr<Shared>, Param<U32>)>,
     base: Addr<Shared>,
     m: Reg<U32>,
     n: Reg<U32>,
     /// K, and its blocks of 64.
     k: Reg<U32>,
     blocks: Reg<U32>,
+    /// Chunks that a warp asks for before it asks for A.
+    first: Param<U32>,
 }
 
 /// A warp's share.
@@ -129,24 +134,25 @@ struct Share {
 impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
         k.required_threads(config.threads());
-        k.min_ctas(2);
+        k.min_ctas(config.ctas_per_sm());
         let tokens = Tokens::declare(k, variant.a);
         let weights = k.pointer("weights");
         let groups = layout.found.as_ref().map(|found| (GroupRows::declare(k), found.offset));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
         let base = k.shared(&layout.smem);
-        let groups = groups.map(|(rows, found)| (rows, base.at(found)));
+        let first = k.param("first");
+        let groups = groups.map(|(rows, found)| (rows, base.at(found), k.param("settled")));
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
         let rows = Rows::declare(k, &variant.rows, n);
         let blocks = k.eval((depth + 63) >> 6);
-        Self { config, layout, variant, rows, tokens, weights, groups, base, m, n, k: depth, blocks }
+        Self { config, layout, variant, rows, tokens, weights, groups, base, m, n, k: depth, blocks, first }
     }
 
     // Found where they are needed: registers are short in the loop.
 
     /// First token of the CTA, and the end of those that there are.
     fn token(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
-        if let Some((_, found)) = &self.groups {
+        if let Some((_, found, _)) = &self.groups {
             return [4u32, 8].map(|at| k.ld(found.at(at)));
         }
         let tile = k.special(Special::CtaidY);
@@ -155,7 +161,7 @@ impl<'a> Fused<'a> {
 
     /// The group whose rows the CTA has, if they come in groups.
     fn group(&self, k: &mut Kernel) -> Option<Reg<U32>> {
-        self.groups.as_ref().map(|(_, found)| k.ld(*found))
+        self.groups.as_ref().map(|(_, found, _)| k.ld(*found))
     }
 
     /// Features of half a chunk.
@@ -177,10 +183,15 @@ impl<'a> Fused<'a> {
     }
 
     fn emit(&self, k: &mut Kernel) {
-        k.launch_dependents();
-        if let Some((groups, found)) = &self.groups {
-            k.grid_dependency_wait();
+        if let Some((groups, found, settled)) = &self.groups {
+            let settled = k.ld_param(settled);
+            let written_before = k.compare(Cmp::Eq, settled, 0u32);
+            k.if_(written_before, "rows", |k| k.grid_dependency_wait());
+            k.comment("The next launch need not wait for the rows of the groups again.");
+            k.launch_dependents();
             groups.find_tile(k, Special::CtaidY, self.config.tokens, *found);
+        } else {
+            k.launch_dependents();
         }
         let share = self.share(k);
         let elected = k.elect();
@@ -191,16 +202,14 @@ impl<'a> Fused<'a> {
         // The same lane again: PTX elects the same one each time.
         let elected = k.elect();
         k.if_(elected, "first_chunks", |k| {
-            for slot in 0..self.config.chunks {
-                let there = k.compare_and(Cmp::Gt, share.count, slot, share.any);
-                let slot = k.mov::<U32>(slot);
-                k.if_(there, "first_chunk", |k| self.ask_weights(k, &share, slot, slot));
-            }
+            let first = k.ld_param(&self.first);
+            self.ask_places(k, &share, 0u32, first);
         });
         // The other lanes come to the barriers after `Lane::wait`, which orders their initialization for them.
-        if self.groups.is_none() {
-            k.grid_dependency_wait();
-        }
+        let (group, [first, _]) = (self.group(k), self.halves(k));
+        let first = k.eval(first * self.half());
+        self.rows.prefetch(k, group, first, self.config.halves * self.half());
+        k.grid_dependency_wait();
         let sums = k.zeros((SLABS * self.config.token_groups() * 4) as usize);
         let any = k.compare(Cmp::Gt, share.count, 0u32);
         k.if_(any, "share", |k| self.multiply(k, &share, &sums));
@@ -249,6 +258,14 @@ impl<'a> Fused<'a> {
             [low, high]
         });
         Share { from, first, count, ring, full, group, part, any, halves }
+    }
+
+    /// Starts the first copies into some places of the ring, as far as the share has chunks.
+    fn ask_places(&self, k: &mut Kernel, share: &Share, from: impl Src<U32>, to: impl Src<U32>) {
+        k.for_range("places", from, to, 1, |k, at, _| {
+            let there = k.compare_and(Cmp::Gt, share.count, at, share.any);
+            k.if_(there, "place", |k| self.ask_weights(k, share, at, at));
+        });
     }
 
     /// Starts the copy of chunk `unit` of the share, or of the half that is the CTA's, into place `at` of the ring.
@@ -305,6 +322,11 @@ impl<'a> Fused<'a> {
             block,
         };
         let tokens = self.tokens.start(k, config, &place);
+        let elected = k.elect();
+        k.if_(elected, "other_chunks", |k| {
+            let first = k.ld_param(&self.first);
+            self.ask_places(k, share, first, config.chunks);
+        });
         let at = Position::start(k, 0, config.chunks);
         k.for_range("k_blocks", 0u32, share.count, 1, |k, unit, _| {
             tokens.wait(k, unit);
@@ -347,19 +369,15 @@ impl<'a> Fused<'a> {
             let read = |k: &mut Kernel, slab: u32| -> ([Reg<B32>; 4], [Reg<B32>; 2]) {
                 (k.ld_vector(codes.at(slab * 512)), k.ld_vector(scales.at(slab * 64)))
             };
+            let words: Vec<_> = range.clone().map(|slab| read(k, slab)).collect();
             // Slab after slab: a product waits for the one before if that has the same sums.
-            let together = if self.config.has_registers() { SLABS } else { 1 };
-            for start in range.clone().step_by(together as usize) {
-                let some = start..range.end.min(start + together);
-                let words: Vec<_> = some.clone().map(|slab| read(k, slab)).collect();
-                for step in 0..4 {
-                    for (slab, (words, pairs)) in some.clone().zip(&words) {
-                        let a = decode_step(k, compute, words[step], pairs[step / 2], step % 2);
-                        for (group, fragments) in fragments.iter().enumerate() {
-                            let first = (group * SLABS as usize + slab as usize) * 4;
-                            let acc: [Reg<F32>; 4] = std::array::from_fn(|i| sums[first + i]);
-                            k.mma_half(compute, &acc, &a, &fragments[step]);
-                        }
+            for step in 0..4 {
+                for (slab, (words, pairs)) in range.clone().zip(&words) {
+                    let a = decode_step(k, compute, words[step], pairs[step / 2], step % 2);
+                    for (group, fragments) in fragments.iter().enumerate() {
+                        let first = (group * SLABS as usize + slab as usize) * 4;
+                        let acc: [Reg<F32>; 4] = std::array::from_fn(|i| sums[first + i]);
+                        k.mma_half(compute, &acc, &a, &fragments[step]);
                     }
                 }
             }

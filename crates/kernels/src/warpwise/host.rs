@@ -28,6 +28,9 @@ pub struct FusedArgs {
     pub weights: DevicePtr,
     /// Groups of rows, if the variant has them.
     pub groups: Option<GroupArgs>,
+    /// Whether the launch just before triggers the start of this one only after it has waited for what wrote the groups' rows,
+    /// so that this one may read them at once.
+    pub settled: bool,
     /// C; alpha holds the tensor scales.
     pub output: Output,
 }
@@ -88,13 +91,16 @@ impl<'d> Fused<'d> {
         let list = list.ptr(args.weights);
         let rows = args.groups.map(|groups| Groups { count: groups.count, rows: groups.rows });
         let list = Groups::args_if(rows.as_ref(), self.variant.rows.grouped, "rows", list)?;
-        let list = list.u32(m as u32).u32(n as u32).u32(k as u32);
-        let alphas = args.groups.map(|groups| groups.alphas);
-        let list = args.output.args(list, &self.variant.rows, alphas)?;
-        let spec = self.loaded.launch(grid, self.config.threads()).args(list);
         // Where each CTA can have a multiprocessor to itself, two must not come to lie on one, which would take twice as long:
         // they do behind a kernel that leaves some multiprocessors before others (measured: 41 instead of 34 µs for an MLP).
         let alone = grid[0].saturating_mul(grid[1]) <= self.loaded.device.info().sm_count;
-        Ok(if alone { spec.dynamic_shared(SHARED + 1) } else { spec })
+        let first = self.config.chunks_before_a(alone, self.variant.a.is_codes());
+        let list = list.u32(m as u32).u32(n as u32).u32(k as u32).u32(first);
+        let list = if args.groups.is_some() { list.u32(args.settled.into()) } else { list };
+        let alphas = args.groups.map(|groups| groups.alphas);
+        let list = args.output.args(list, &self.variant.rows, alphas)?;
+        let spec = self.loaded.launch(grid, self.config.threads()).args(list);
+        let more_than_half = spec.dynamic_shared.max(SHARED + 1);
+        Ok(if alone { spec.dynamic_shared(more_than_half) } else { spec })
     }
 }

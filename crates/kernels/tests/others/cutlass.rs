@@ -4,7 +4,7 @@ use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::layout::{
     BlockScaledDesc, InstrDesc, OperandFormat, ScaleFormat, SmemTile, Swizzle, tcgen05_smem_desc,
 };
-use dualgemm_sim::semantics::tcgen05::{Cell, DataPath, scale};
+use dualgemm_sim::tcgen05::{Cell, DataPath, scale};
 
 const GOLDEN: &str = include_str!("../../testdata/cutlass/golden.txt");
 

@@ -1,7 +1,6 @@
 //! The e4m3 kernel against f64.
 
 use dualgemm_bench::inputs::Inputs;
-use dualgemm_device::DevicePtr;
 use dualgemm_formats::{FloatMatrix, FloatType, scalar::e4m3};
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::fp8::config::Config;
@@ -19,13 +18,7 @@ fn bytes(matrix: &FloatMatrix<'_>) -> Vec<u8> {
     place.map(|(r, c)| e4m3::encode(matrix.value(r, c))).collect()
 }
 
-fn check(
-    config: Config,
-    out: FloatType,
-    activation: Activation,
-    (m, n, k): (usize, usize, usize),
-    rows: bool,
-) {
+fn check(config: Config, out: FloatType, activation: Activation, (m, n, k): (usize, usize, usize)) {
     let gpu = gpu();
     let mut inputs = Inputs::seeded(31);
     let mut matrix = |name, rows| bytes(&inputs.floats(name, FloatType::F32, rows, k).unwrap());
@@ -33,17 +26,11 @@ fn check(
     let size = if out == FloatType::F32 { 4 } else { 2 };
     let variant = Variant { out: Out::float(out), ..Variant::new(activation.program()) }.for_features(n);
     let kernel = Fused::new(gpu, config, &variant).unwrap();
-    let scales: Vec<f32> = (0..m).map(|row| if rows { 0.5 + row as f32 / 64.0 } else { 1.0 }).collect();
-    let row_scales = match rows {
-        true => upload(gpu, &scales.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
-        false => DevicePtr::NULL,
-    };
     let c = poisoned(gpu, m * n * size);
     let alpha = [0.03, 0.07];
     let args = FusedArgs {
         size: (m, n, k),
         a: upload(gpu, &a),
-        row_scales,
         gate: upload(gpu, &gate),
         up: upload(gpu, &up),
         output: Output::new(c, alpha),
@@ -57,9 +44,7 @@ fn check(
     let place = (0..m).flat_map(|r| (0..n).map(move |f| (r, f)));
     let want: Vec<f64> = place
         .map(|(row, feature)| {
-            let product = |weights, half: usize| {
-                dot(row, weights, feature) * f64::from(alpha[half]) * f64::from(scales[row])
-            };
+            let product = |weights, half: usize| dot(row, weights, feature) * f64::from(alpha[half]);
             program.eval_f64(product(&gate, 0), product(&up, 1))
         })
         .collect();
@@ -70,13 +55,13 @@ fn check(
 #[test]
 fn every_tile_of_the_fp8_kernel_close() {
     for config in Config::MENU {
-        check(config, FloatType::F16, Activation::Silu, (config.tokens as usize, 128, 256), false);
+        check(config, FloatType::F16, Activation::Silu, (config.tokens as usize, 128, 256));
     }
 }
 
 #[test]
-fn tails_and_row_scales_of_the_fp8_kernel_close() {
+fn tails_of_the_fp8_kernel_close() {
     let [few, .., many] = Config::MENU;
-    check(few, FloatType::F32, Activation::GeluTanh, (3, 37, 80), true);
-    check(many, FloatType::F16, Activation::Silu, (131, 72, 1424), true);
+    check(few, FloatType::F32, Activation::GeluTanh, (3, 37, 80));
+    check(many, FloatType::F16, Activation::Silu, (131, 72, 1424));
 }

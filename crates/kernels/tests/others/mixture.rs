@@ -1,13 +1,14 @@
 //! Rows of A sorted by expert, by one launch and by two.
 
 use dualgemm_bench::inputs::Inputs;
+use dualgemm_device::DevicePtr;
 use dualgemm_formats::FloatType;
 use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
 
 use crate::common::*;
 
-fn check(tokens: usize, top_k: usize, experts: usize, launches: usize) {
-    let (gpu, k) = (gpu(), 72);
+fn check((tokens, top_k, experts): (usize, usize, usize), k: usize, launches: usize) {
+    let gpu = gpu();
     let (sizes, choices) = (Sizes { tokens, top_k, experts }, tokens * top_k);
     // Some experts get no row, and some choices none of the experts here.
     let id = |choice: usize| match choice % 11 {
@@ -56,8 +57,45 @@ fn check(tokens: usize, top_k: usize, experts: usize, launches: usize) {
 
 #[test]
 fn few_choices_are_sorted_by_one_launch_and_many_by_two_exact() {
-    check(1, 3, 700, 1);
-    check(37, 3, 20, 1);
-    check(256, 2, 40, 1);
-    check(171, 3, 40, 2);
+    check((1, 3, 700), 72, 1);
+    check((37, 3, 20), 72, 1);
+    check((256, 2, 40), 72, 1);
+    check((171, 3, 40), 72, 2);
+    // More of a row than threads read at once.
+    check((1, 3, 4), 8 * (4 * 256 + 2), 1);
+}
+
+/// Of more choices than are read at once, in their order; those without a row count nothing.
+#[test]
+fn results_are_summed_in_the_order_of_choices_exact() {
+    let (gpu, tokens, top_k, n) = (gpu(), 3, 6, 24);
+    let value = |row: usize, column: usize| 1.0 / (3 + row * 7 + column) as f32;
+    let weight = |choice: usize| 0.1 + choice as f32 / 7.0;
+    // Choices 1 and 14 have no row.
+    let row_of = |choice: usize| (choice % 13 != 1).then_some((choice * 5) % 18);
+    let words =
+        |words: Vec<u32>| upload(gpu, &words.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+    let choices = || 0..tokens * top_k;
+    let results = choices().flat_map(|row| (0..n).map(move |column| value(row, column).to_bits()));
+    let results = words(results.collect());
+    let weights = words(choices().map(|choice| weight(choice).to_bits()).collect());
+    let row_of_there =
+        words(choices().map(|choice| row_of(choice).map_or(u32::MAX, |row| row as u32)).collect());
+    let lists = Lists { rows: DevicePtr::NULL, row_of: row_of_there, choice_of: DevicePtr::NULL };
+    let kernels = Mixture::new(gpu, FloatType::F32).unwrap();
+    let sizes = Sizes { tokens, top_k, experts: 4 };
+    for before in [None, Some(0.3f32)] {
+        let c = words(vec![before.unwrap_or(f32::NAN).to_bits(); tokens * n]);
+        let to = (c, before.is_some());
+        run(gpu, &kernels.combine(&sizes, (results, n), (&lists, weights), to).unwrap());
+        let sum = |(token, column): (usize, usize)| {
+            let own =
+                (token * top_k..(token + 1) * top_k).filter_map(|choice| Some((choice, row_of(choice)?)));
+            let sum = own.fold(0.0f32, |sum, (choice, row)| sum + weight(choice) * value(row, column));
+            before.map_or(sum, |before| sum + before)
+        };
+        let want: Vec<f32> = (0..tokens * n).map(|at| sum((at / n, at % n))).collect();
+        let got = read(gpu, c, 4 * tokens * n);
+        assert_eq!(got.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect::<Vec<_>>(), want);
+    }
 }

@@ -9,6 +9,7 @@ use dualgemm_formats::{
 use dualgemm_gemm::{
     AOperand, Activation, Bounded, Comparison, Epilogue, GateUp, Linear, bounded_reference, reference,
 };
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
 use dualgemm_kernels::parts::rows::{self, Out, Output};
 use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm90a::pack::Pack;
@@ -73,8 +74,16 @@ fn check(
         (weights.gate_bias, weights.up_bias) = (Some(gate.into()), Some(up.into()));
     }
     let weights_there = upload(gpu, pack.bytes());
-    let args =
-        FusedArgs { size: (m, n, k), a, a_pitch, a_scales, weights: weights_there, groups: None, output };
+    let args = FusedArgs {
+        size: (m, n, k),
+        a,
+        a_pitch,
+        a_scales,
+        weights: weights_there,
+        groups: None,
+        settled: false,
+        output,
+    };
     run(gpu, &kernel.spec(&args).unwrap());
     let epilogue = Epilogue { activation, ..Epilogue::default() };
     let want = reference(&epilogue, &operand, 0..m, &weights);
@@ -89,7 +98,7 @@ fn every_tile_of_the_kernel_for_few_tokens_close() {
     // Half a chunk, whole ones, and both.
     let sizes = Config::menu().filter(|config| [1, 2, 3, 7].contains(&config.halves));
     for (i, config) in sizes.enumerate() {
-        let a = if i % 2 == 0 || config.tokens > 8 { F16 } else { A::Nvfp4(ScaleLayout::Linear) };
+        let a = if i % 2 == 0 || !config.expands_codes() { F16 } else { A::Nvfp4(ScaleLayout::Linear) };
         // More than one CTA, the last one not full; a warp's ring goes round.
         let n = config.halves as usize * 16 * 2 + 8;
         let blocks = (config.k_groups * (config.chunks + 1) + 1).min(30) as usize;
@@ -112,8 +121,16 @@ fn an_nvfp4_c_of_few_tokens_is_its_f32_quantized_exact() {
         let (c, scales) = (poisoned(gpu, bytes), poisoned(gpu, m * n / 16));
         let output = Output { scales, scale, ..Output::new(c, pack.alpha()) };
         let (a, a_pitch, a_scales) = (a.values, a.pitch, DevicePtr::NULL);
-        let args =
-            FusedArgs { size: (m, n, k), a, a_pitch, a_scales, weights: pack_there, groups: None, output };
+        let args = FusedArgs {
+            size: (m, n, k),
+            a,
+            a_pitch,
+            a_scales,
+            weights: pack_there,
+            groups: None,
+            settled: false,
+            output,
+        };
         let kernel = Fused::new(gpu, config, &variant).unwrap();
         run(gpu, &kernel.spec(&args).unwrap());
         let first = (read(gpu, c, bytes), read(gpu, scales, m * n / 16));
@@ -135,7 +152,7 @@ fn an_nvfp4_c_of_few_tokens_is_its_f32_quantized_exact() {
 fn tails_and_types_of_the_kernel_for_few_tokens_close() {
     let gelu = Activation::GeluTanh;
     for (i, layout) in ScaleLayout::ALL.into_iter().enumerate() {
-        let config = Config { halves: 2 + 2 * (i as u32 % 2), tokens: 2 << i, k_groups: 2, chunks: 3 };
+        let config = Config { halves: 4 - 2 * (i as u32 % 2), tokens: 2 << i, k_groups: 2, chunks: 3 };
         check(gpu(), config, (A::Nvfp4(layout), FloatType::F32), gelu, (21, 37, 208), true);
         check(gpu(), config, (F16, FloatType::F32), gelu, (3, 37, 80), true);
         let bf16 = A::Half(HalfFormat::Bf16);
@@ -199,6 +216,7 @@ fn check_groups(config: Config, (linear, bias): (bool, bool), sizes: &[u32], (n,
         a_scales,
         weights: weights_there,
         groups,
+        settled: false,
         output,
     };
     run(gpu, &kernel.spec(&args).unwrap());
@@ -246,6 +264,58 @@ fn rows_in_groups_of_few_tokens_close() {
     check_groups(config(1, 2, 1), (true, false), &many, (8, 16));
 }
 
+/// More CTAs than a card has multiprocessors: warps ask for all their chunks ahead of A.
+#[test]
+fn ctas_that_share_multiprocessors_close() {
+    let config = |tokens| Config { halves: 1, tokens, k_groups: 2, chunks: 2 };
+    for (tokens, a) in [(2, F16), (2, A::Nvfp4(ScaleLayout::Linear)), (16, F16)] {
+        check(
+            gpu(),
+            config(tokens),
+            (a, FloatType::F16),
+            Activation::Silu,
+            (tokens as usize, 133 * 16 + 8, 400),
+            false,
+        );
+    }
+}
+
+/// The second of two products may read the table of rows before the first has ended, which has waited for it; the first may not.
+#[test]
+fn settled_rows_are_read_early_exact() {
+    let (n, k, sizes) = (64, 64, Sizes { tokens: 2, top_k: 2, experts: 3 });
+    let run = |settled: &[bool]| {
+        let gpu = gpu();
+        let config = Config { halves: 2, tokens: 2, k_groups: 1, chunks: 2 };
+        let rows = rows::Variant { grouped: true, ..rows::Variant::new(Activation::Silu.program()) };
+        let variant = Variant { a: F16, whole_blocks: true, linear: true, rows: rows.for_features(n) };
+        let kernel = Fused::new(gpu, config, &variant).unwrap();
+        let words = |words: usize| poisoned(gpu, 4 * words);
+        let lists = Lists { rows: words(4), row_of: words(4), choice_of: words(4) };
+        let ids = upload(gpu, &[2i32, 0, 2, 1].map(i32::to_le_bytes).concat());
+        let a = upload_floats(gpu, &Inputs::seeded(5).floats("a", FloatType::F16, 2, k).unwrap());
+        let between: Vec<DevicePtr> = (0..=settled.len()).map(|_| poisoned(gpu, 4 * n * 2)).collect();
+        let mixture = Mixture::new(gpu, FloatType::F32).unwrap();
+        let mut specs = mixture.by_expert(&sizes, ids, (a.values, a.pitch, k), &lists, between[0]).unwrap();
+        let pack = Pack::of_matrix(&weights((n, k)).gate).unwrap();
+        let weights = upload(gpu, &pack.bytes().repeat(3));
+        let alphas = upload(gpu, &[1e-3f32; 6].map(f32::to_le_bytes).concat());
+        let groups = Some(GroupArgs { count: 3, rows: lists.rows, alphas });
+        for (ends, &settled) in between.windows(2).zip(settled) {
+            let (a, a_scales, output) = (ends[0], DevicePtr::NULL, Output::new(ends[1], [1.0; 2]));
+            let args =
+                FusedArgs { size: (4, n, k), a, a_pitch: 2 * k, a_scales, weights, groups, settled, output };
+            specs.push(kernel.spec(&args).unwrap());
+        }
+        // SAFETY: the operands were allocated here, as large as the launches say.
+        let launched = specs.into_iter().try_for_each(|spec| unsafe { gpu.launch(&spec.programmatic(true)) });
+        launched.map(|()| read(gpu, between[settled.len()], 4 * n * 2)).map_err(|e| e.to_string())
+    };
+    assert_eq!(run(&[false, true]).unwrap(), run(&[false, false]).unwrap());
+    let early = run(&[true]).unwrap_err();
+    assert!(early.contains("is not ordered with a write by an earlier launch of `sort`"), "{early}");
+}
+
 /// Two CTAs of a kernel fit on a multiprocessor, unless each can have one to itself: then they must not lie in pairs.
 #[test]
 fn ctas_that_can_be_alone_are() {
@@ -257,7 +327,16 @@ fn ctas_that_can_be_alone_are() {
     for (ctas, alone) in [(132, true), (133, false)] {
         let (a, output) = (there, Output::new(there, [1.0; 2]));
         let size = (m, 32 * ctas, k);
-        let args = FusedArgs { size, a, a_pitch: 2 * k, a_scales: a, weights: there, groups: None, output };
+        let args = FusedArgs {
+            size,
+            a,
+            a_pitch: 2 * k,
+            a_scales: a,
+            weights: there,
+            groups: None,
+            settled: false,
+            output,
+        };
         let spec = kernel.spec(&args).unwrap();
         assert_eq!(spec.grid, [ctas as u32, 1, 1]);
         assert_eq!(2 * (spec.dynamic_shared + 1024) > gpu.info().shared_per_sm, alone, "{ctas} CTAs");

@@ -7,7 +7,7 @@
 //! allow 448, an nvfp4 A fills the range in the same way, and a float A gets its scale on each call, from its largest
 //! magnitude.
 
-use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
+use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
 use dualgemm_kernels::fp8::config::Config;
@@ -86,7 +86,6 @@ impl Product for Fp8Product {
         output: Output,
     ) -> Result<LaunchSpec, Error> {
         let [gate, up] = weights.one()?.e4m3()?;
-        let row_scales = DevicePtr::NULL;
-        Ok(kernel.spec(&FusedArgs { size, a: a.values, row_scales, gate, up, output })?)
+        Ok(kernel.spec(&FusedArgs { size, a: a.values, gate, up, output })?)
     }
 }

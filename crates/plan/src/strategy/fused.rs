@@ -261,7 +261,7 @@ impl Kernels for Ready {
         let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let (pack, groups) = match weights {
             Weights::One(weights) => (weights.packed(op)?, None),
-            Weights::Groups(experts, rows) => {
+            Weights::Groups(experts, rows, _) => {
                 let ((pack, pack_stride), alphas) = (experts.packed(op)?, experts.alphas());
                 (pack, Some(GroupArgs { count: experts.count(), rows, pack_stride, alphas }))
             }

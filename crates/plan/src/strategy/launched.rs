@@ -16,8 +16,8 @@ use crate::{DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, Group
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Weights<'a> {
     One(&'a DeviceWeights),
-    /// Experts, and where the first rows of each are.
-    Groups(&'a DeviceExperts, DevicePtr),
+    /// Experts, where the first rows of each are, and whether these are [settled](GroupedCall::settled).
+    Groups(&'a DeviceExperts, DevicePtr, bool),
 }
 
 impl<'a> Weights<'a> {
@@ -36,7 +36,7 @@ impl<'a> Weights<'a> {
     pub(super) fn groups(self) -> Option<Groups> {
         match self {
             Self::One(_) => None,
-            Self::Groups(experts, rows) => Some(Groups { count: experts.count(), rows }),
+            Self::Groups(experts, rows, _) => Some(Groups { count: experts.count(), rows }),
         }
     }
 
@@ -44,7 +44,7 @@ impl<'a> Weights<'a> {
     pub(super) fn bias(self) -> [DevicePtr; 2] {
         match self {
             Self::One(weights) => weights.bias(),
-            Self::Groups(experts, _) => experts.bias(),
+            Self::Groups(experts, ..) => experts.bias(),
         }
     }
 
@@ -56,7 +56,7 @@ impl<'a> Weights<'a> {
     pub(super) fn alpha(self, epilogue: &Epilogue, a_scale: f32) -> Result<[f32; 2], Error> {
         match self {
             Self::One(weights) => sum_factors(weights.alpha(), epilogue, a_scale),
-            Self::Groups(experts, _) => {
+            Self::Groups(experts, ..) => {
                 experts.each_alpha().try_for_each(|own| sum_factors(own, epilogue, a_scale).map(drop))?;
                 sum_factors([1.0; 2], epilogue, a_scale)
             }
@@ -153,7 +153,7 @@ impl<K: Kernels> Prepared for Launched<K> {
     }
 
     fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
-        self.kernels.warm(Weights::Groups(experts, DevicePtr::NULL))
+        self.kernels.warm(Weights::Groups(experts, DevicePtr::NULL, false))
     }
 
     unsafe fn run_grouped(
@@ -163,7 +163,8 @@ impl<K: Kernels> Prepared for Launched<K> {
         stream: Stream,
     ) -> Result<(), Error> {
         let key = (experts.id(), call.key());
-        let specs = || self.kernels.specs(&call.call, Weights::Groups(experts, call.rows));
+        let weights = Weights::Groups(experts, call.rows, call.settled);
+        let specs = || self.kernels.specs(&call.call, weights);
         // SAFETY: as in `run`.
         unsafe { self.launches.run(self.gpu, key, stream, specs) }
     }

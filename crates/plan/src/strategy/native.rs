@@ -237,7 +237,7 @@ impl Ready {
 impl Kernels for Ready {
     fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
         self.kernel(weights)?;
-        if let Weights::Groups(experts, _) = weights {
+        if let Weights::Groups(experts, ..) = weights {
             self.prologue.reserve(Some(experts.count()))?;
         }
         Ok(())
@@ -247,7 +247,7 @@ impl Kernels for Ready {
         let kernel = self.kernel(weights)?;
         let ([gate, up], groups) = match weights {
             Weights::One(weights) => (weights.atoms(self.desc.op)?, None),
-            Weights::Groups(experts, rows) => {
+            Weights::Groups(experts, rows, _) => {
                 let (count, alphas) = (experts.count(), experts.alphas());
                 (experts.atoms(self.desc.op)?, Some(GroupArgs { count, rows, alphas }))
             }

@@ -118,7 +118,7 @@ impl Product for PortableProduct {
     ) -> Result<LaunchSpec, Error> {
         let (weights, groups) = match weights {
             Weights::One(weights) => (weights.packed(self.op)?, None),
-            Weights::Groups(experts, rows) => {
+            Weights::Groups(experts, rows, _) => {
                 let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
                 (experts.packed(self.op)?.0, Some(groups))
             }

@@ -1,5 +1,6 @@
 //! The fused kernel for a few rows on Hopper, by `mma.sync`: each warp brings weights of its own from memory, ahead of the
-//! end of the kernel before. It reads the same pack, and nvfp4 activations as they are, without a kernel that expands them.
+//! end of the kernel before. It reads the same pack, and nvfp4 activations as they are; of more than eight rows a kernel before
+//! expands them.
 
 use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, QuantizeA};
@@ -12,7 +13,7 @@ use dualgemm_ptx::builder::HalfFormat;
 
 use super::launched::{Destination, Kernels, Launched, Variants, Weights, rows_of};
 use super::{Prepared, Strategy, require_sm90a};
-use crate::prologue::half_format;
+use crate::prologue::{Order, Prologue, half_format};
 use crate::{DeviceA, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
@@ -82,11 +83,10 @@ impl Strategy for Warpwise {
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
-        let half = self.check(desc, info)?;
-        let most = Config::menu().filter(|config| half.is_some() || config.expands_codes());
-        let most = most.map(|config| config.tokens as usize).max().unwrap_or(0);
+        self.check(desc, info)?;
+        let most = Config::menu().map(|config| config.tokens as usize).max().unwrap_or(0);
         if desc.m > most {
-            return self.unsupported(format!("M = {}; of {} it takes up to {most} rows", desc.m, desc.a));
+            return self.unsupported(format!("M = {}; it takes up to {most} rows", desc.m));
         }
         // A tile no larger than it must be: rows beyond the last one are read again.
         Ok(of_tokens(desc.m.next_power_of_two().max(2)))
@@ -128,11 +128,15 @@ impl Strategy for Warpwise {
         let desc = plan.desc;
         let (half, rows) =
             self.variant(&desc).map_err(|reason| Error::Unsupported { strategy: self.name(), reason })?;
-        let a = half.map_or(A::Nvfp4(plan.a_scale_layout), A::Half);
+        let config = Config::named(&plan.kernel)?;
+        let (a, prologue) = match half {
+            None if config.expands_codes() => (A::Nvfp4(plan.a_scale_layout), None),
+            _ => (A::Half(half.unwrap_or(HalfFormat::F16)), Some(Prologue::new(gpu, plan, Order::Rows)?)),
+        };
         let linear = desc.op == Operation::Linear;
         let variant = Variant { a, whole_blocks: desc.k.is_multiple_of(64), linear, rows };
         let kernels = Variants::new(plan.groups > 1);
-        let ready = Ready { gpu, desc, config: Config::named(&plan.kernel)?, variant, kernels };
+        let ready = Ready { gpu, desc, config, variant, prologue, kernels };
         ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?;
         Ok(Launched::prepared(gpu, ready))
     }
@@ -144,6 +148,8 @@ struct Ready {
     desc: DualGemmDesc,
     config: Config,
     variant: Variant,
+    /// What makes A of floats, unless the kernel expands codes itself.
+    prologue: Option<Prologue>,
     kernels: Variants<Kernel<'static>>,
 }
 
@@ -162,24 +168,29 @@ impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, op, epilogue, .. } = &self.desc;
         let kernel = self.kernels.get(weights, |grouped, bias| self.load(grouped, bias))?;
-        let (a, a_pitch, a_scales, a_scale) = match (call.a, self.variant.a) {
-            (DeviceA::Float { values, pitch }, A::Half(_)) => (values, pitch, DevicePtr::NULL, 1.0),
-            (DeviceA::Nvfp4 { codes, scales, global_scale }, A::Nvfp4(_)) => (codes, 0, scales, global_scale),
-            (found, _) => {
+        let mut specs = Vec::new();
+        let (a, a_pitch, a_scales, a_scale) = match (&self.prologue, call.a) {
+            (Some(prologue), a) => {
+                let a = prologue.specs(call.m, &a, None, &mut specs)?;
+                (a.values, a.pitch, DevicePtr::NULL, a.scale)
+            }
+            (None, DeviceA::Nvfp4 { codes, scales, global_scale }) => (codes, 0, scales, global_scale),
+            (None, found) => {
                 let (found, expected) = (found.kind().into(), self.desc.a.to_string());
                 return Err(Error::Operand { tensor: "A", found, expected });
             }
         };
         let to = Destination::of(call, &self.desc)?;
         let output = weights.output(&to, &epilogue, a_scale, DevicePtr::NULL)?;
-        let (weights, groups) = match weights {
-            Weights::One(weights) => (weights.packed(op)?, None),
-            Weights::Groups(experts, rows) => {
+        let (weights, groups, settled) = match weights {
+            Weights::One(weights) => (weights.packed(op)?, None, false),
+            Weights::Groups(experts, rows, settled) => {
                 let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
-                (experts.packed(op)?.0, Some(groups))
+                (experts.packed(op)?.0, Some(groups), settled)
             }
         };
-        let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, groups, output };
-        Ok(vec![kernel.spec(&args)?])
+        let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, groups, settled, output };
+        specs.push(kernel.spec(&args)?);
+        Ok(specs)
     }
 }

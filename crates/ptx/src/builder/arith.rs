@@ -238,12 +238,6 @@ impl Kernel {
     }
 
     /// The low and the high half.
-    pub fn unpack_64<T: RegType<Class = ClassB64>>(&mut self, a: Reg<T>) -> (Reg<B32>, Reg<B32>) {
-        let [low, high] = self.parts("mov.b64", a);
-        (low, high)
-    }
-
-    /// The low and the high half.
     pub fn unpack_32<T: RegType<Class = ClassB32>>(&mut self, a: Reg<T>) -> (Reg<B16>, Reg<B16>) {
         let [low, high] = self.parts("mov.b32", a);
         (low, high)

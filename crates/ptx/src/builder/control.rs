@@ -119,13 +119,4 @@ impl Kernel {
         self.push("elect.sync", vec![pair, all()]);
         leader
     }
-
-    /// The first CTA (x, y, z) of the cluster an answer names.
-    pub fn first_ctaid(&mut self, answer: Reg<B128>) -> [Reg<B32>; 3] {
-        let id: [Reg<B32>; 3] = std::array::from_fn(|_| self.register());
-        let elements = id.map(Reg::operand).into_iter().chain([Operand::Sink]).collect();
-        let opcode = "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128";
-        self.push(opcode, vec![Operand::Vector(elements), answer.operand()]);
-        id
-    }
 }

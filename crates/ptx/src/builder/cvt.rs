@@ -1,8 +1,8 @@
 //! Conversions. Where two values are packed, `low` is the element with the lower index.
 
+use super::Float;
 use super::arith::Integer;
 use super::reg::*;
-use super::{Float, Kernel, vector};
 
 instructions! {
     /// An integer as another integer type: truncated, or extended as its own signedness says.
@@ -40,12 +40,4 @@ instructions! {
     /// Two binary32 as a pair of ue8m0, rounded up.
     f32_to_ue8m0x2(low: Reg<F32>, high: Reg<F32>) -> B16
         = "cvt.rp.satfinite.ue8m0x2.f32", [high.operand(), low.operand()];
-}
-
-impl Kernel {
-    /// Four binary32 as e2m1, lowest first, stochastically rounded with `random` bits.
-    pub fn f32_to_e2m1x4_stochastic(&mut self, values: [Reg<F32>; 4], random: Reg<B32>) -> Reg<B16> {
-        let [a, b, c, d] = values;
-        self.give("cvt.rs.satfinite.e2m1x4.f32", vec![vector(&[d, c, b, a]), random.operand()])
-    }
 }

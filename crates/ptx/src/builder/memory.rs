@@ -4,7 +4,6 @@ use super::addr::{Addr, AddrSpace, Cluster, Global, Shared};
 use super::arith::Integer;
 use super::reg::*;
 use super::{Expr, Kernel, number, vector};
-use crate::ast::Operand;
 use crate::types::Type;
 
 words! {
@@ -50,30 +49,6 @@ impl Eviction {
             Eviction::First => 0x12F0_0000_0000_0000,
             Eviction::Last => 0x14F0_0000_0000_0000,
         }
-    }
-}
-
-/// Cache hints of a load or store in global memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Hint {
-    /// Loads only: the data does not change while the kernel runs (`.nc`).
-    pub read_only: bool,
-    /// Do not keep the line in L1.
-    pub no_l1: bool,
-    /// How long L2 should keep it.
-    pub l2: Option<Eviction>,
-}
-
-impl Hint {
-    fn modifiers(self) -> String {
-        let read_only = if self.read_only { ".nc" } else { "" };
-        let l1 = if self.no_l1 { ".L1::no_allocate" } else { "" };
-        let l2 = if self.l2.is_some() { ".L2::cache_hint" } else { "" };
-        format!(".global{read_only}{l1}{l2}")
-    }
-
-    fn policy(self) -> Option<Operand> {
-        self.l2.map(|eviction| Src::<B64>::operand(eviction.policy()))
     }
 }
 
@@ -178,35 +153,10 @@ impl Kernel {
 
     /// Loads `N` consecutive values (2, 4 or 8) at once; the address is a multiple of all their bytes.
     pub fn ld_vector<T: RegType, S: AddrSpace, const N: usize>(&mut self, address: Addr<S>) -> [Reg<T>; N] {
-        self.ld_values(S::MODIFIER, vec![address.operand()])
-    }
-
-    /// Loads `N` consecutive values (2, 4 or 8) from global memory, with cache hints.
-    pub fn ld_global<T: RegType, const N: usize>(
-        &mut self,
-        address: Addr<Global>,
-        hint: Hint,
-    ) -> [Reg<T>; N] {
-        let sources = [address.operand()].into_iter().chain(hint.policy()).collect();
-        self.ld_values(&hint.modifiers(), sources)
-    }
-
-    fn ld_values<T: RegType, const N: usize>(
-        &mut self,
-        modifiers: &str,
-        sources: Vec<Operand>,
-    ) -> [Reg<T>; N] {
         let values = std::array::from_fn(|_| self.register());
-        let operands = [vector(&values)].into_iter().chain(sources).collect();
-        self.push(&format!("ld{modifiers}.v{N}.{}", access(T::TYPE)), operands);
+        let opcode = format!("ld{}.v{N}.{}", S::MODIFIER, access(T::TYPE));
+        self.push(&opcode, vec![vector(&values), address.operand()]);
         values
-    }
-
-    /// Stores consecutive values (2, 4 or 8) to global memory, with cache hints.
-    pub fn st_global<T: RegType>(&mut self, address: Addr<Global>, values: &[Reg<T>], hint: Hint) {
-        let opcode = format!("st{}.v{}.{}", hint.modifiers(), values.len(), access(T::TYPE));
-        let operands = [address.operand(), vector(values)].into_iter().chain(hint.policy()).collect();
-        self.push(&opcode, operands);
     }
 
     /// The address in CTA `rank` of the cluster that corresponds to `address` in the own CTA. The constant part

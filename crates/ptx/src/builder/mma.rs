@@ -68,12 +68,6 @@ impl Kernel {
         self.push(&opcode, vec![vector(acc), vector(a), vector(b), vector(acc)]);
     }
 
-    /// `acc += A B` of 16 x 8 x 32, e4m3 operands.
-    pub fn mma_e4m3(&mut self, acc: &[Reg<F32>; 4], a: &[Reg<B32>; 4], b: &[Reg<B32>; 2]) {
-        let opcode = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32";
-        self.push(opcode, vec![vector(acc), vector(a), vector(b), vector(acc)]);
-    }
-
     /// `acc += (A sfa) (B sfb)` of 16 x 8 x 64, NVFP4 operands: e2m1 with a ue4m3 scale per 16 elements.
     pub fn mma_nvfp4(
         &mut self,

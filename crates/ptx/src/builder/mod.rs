@@ -79,7 +79,7 @@ pub use arith::{Bits, Cmp, DoubleWidth, Float, Integer, Number, Ordered};
 pub use control::{Redux, Shuffle, Special};
 pub use expr::{Expr, Formula};
 pub use flow::Loop;
-pub use memory::{AtomOp, Atomic, Eviction, Hint, Scope, Semantics};
+pub use memory::{AtomOp, Atomic, Eviction, Scope, Semantics};
 pub use mma::{HalfFormat, ScaleSelect};
 pub use reg::{
     B8, B16, B32, B64, B128, Bf16, Bf16x2, Cond, F16, F16x2, F32, F32x2, F64, Pred, Reg, RegClass, RegType,
@@ -252,11 +252,6 @@ impl Kernel {
     /// `.reqntid`: the kernel is launched with exactly `threads` threads per CTA, in one dimension.
     pub fn required_threads(&mut self, threads: u32) {
         self.directive("reqntid", &[threads, 1, 1]);
-    }
-
-    /// `.maxntid`: the kernel is launched with at most `threads` threads per CTA.
-    pub fn max_threads(&mut self, threads: u32) {
-        self.directive("maxntid", &[threads, 1, 1]);
     }
 
     /// `.minnctapersm`: at least `ctas` CTAs fit on a multiprocessor. Without this (or

@@ -47,6 +47,23 @@ fn is_word(c: u8) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, b'_' | b'$')
 }
 
+/// How long the number is that this text begins with.
+fn number(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let word = |from: usize| from + bytes[from..].iter().take_while(|&&b| is_word(b)).count();
+    let mut end = word(0);
+    // A fraction: `1.5`, `2.`; `.version 8.4` comes this way too.
+    if bytes.get(end) == Some(&b'.') {
+        end = word(end + 1);
+    }
+    // An exponent's sign: `1.0e-5`.
+    let decimal = !text.starts_with("0x") && !text.starts_with("0X") && text[..end].contains('.');
+    if decimal && matches!(bytes[end - 1], b'e' | b'E') && matches!(bytes.get(end), Some(b'+' | b'-')) {
+        end = word(end + 1);
+    }
+    end
+}
+
 /// Cuts `source` into tokens; the last one is [`Kind::End`].
 pub(super) fn tokens(source: &str) -> Result<Vec<Token<'_>>, Error> {
     let bytes = source.as_bytes();
@@ -63,12 +80,8 @@ pub(super) fn tokens(source: &str) -> Result<Vec<Token<'_>>, Error> {
             from + bytes[from..].iter().take_while(|&&b| accept(b)).count()
         };
         let (kind, text) = match c {
-            b'\n' => {
-                line += 1;
-                at += 1;
-                continue;
-            }
-            b' ' | b'\t' | b'\r' | 0x0b | 0x0c => {
+            b'\n' | b' ' | b'\t' | b'\r' | 0x0b | 0x0c => {
+                line += u32::from(c == b'\n');
                 at += 1;
                 continue;
             }
@@ -106,20 +119,7 @@ pub(super) fn tokens(source: &str) -> Result<Vec<Token<'_>>, Error> {
                 (Kind::Dot, &source[start + 1..at])
             }
             b'0'..=b'9' => {
-                at = run(at, is_word);
-                // A fraction: `1.5`, `2.`; `.version 8.4` comes this way too.
-                if bytes.get(at) == Some(&b'.') {
-                    at = run(at + 1, is_word);
-                }
-                // An exponent's sign: `1.0e-5`.
-                let decimal = !source[start..at].starts_with("0x") && !source[start..at].starts_with("0X");
-                if decimal
-                    && matches!(bytes[at - 1], b'e' | b'E')
-                    && source[start..at].contains('.')
-                    && matches!(bytes.get(at), Some(b'+' | b'-'))
-                {
-                    at = run(at + 1, is_word);
-                }
+                at += number(&source[at..]);
                 (Kind::Number, &source[start..at])
             }
             _ if is_word_start(c) => {

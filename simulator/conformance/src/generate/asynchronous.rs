@@ -13,16 +13,7 @@ pub fn drafts() -> Vec<Draft> {
     list.into_iter().map(Raw::draft).collect()
 }
 
-fn addresses() -> Raw {
-    Raw::new("ld_st/addresses",
-        "cvta cvta_to cvta_param cvta_cta isspacep",
-        "block 32",
-        "u32 128",
-    )
-    .arguments(&["bytes u32 bits 1 4"], ".param .u64 out, .param .align 16 .b8 given[16]")
-    .globals(".global .align 16 .b32 everywhere[4] = {11, 22, 33, 44};\n.const .align 16 .b32 fixed[4] = {55, 66, 77, 88};\n")
-    .body(
-        "// To generic addresses, through them, and back.
+const ADDRESSES: &str = "// To generic addresses, through them, and back.
          .shared .align 16 .b32 box[32];
          .local .align 16 .b32 own[4];
          mov.u32 %r2, box;
@@ -94,7 +85,18 @@ fn addresses() -> Raw {
          add.u32 %r14, %r14, %r19;
          add.u32 %r14, %r14, %r20;
          add.u32 %r14, %r14, %r21;
-         st.global.u32 [%out+384], %r14;",
+         st.global.u32 [%out+384], %r14;";
+
+fn addresses() -> Raw {
+    Raw::new("ld_st/addresses",
+        "cvta cvta_to cvta_param cvta_cta isspacep",
+        "block 32",
+        "u32 128",
+    )
+    .arguments(&["bytes u32 bits 1 4"], ".param .u64 out, .param .align 16 .b8 given[16]")
+    .globals(".global .align 16 .b32 everywhere[4] = {11, 22, 33, 44};\n.const .align 16 .b32 fixed[4] = {55, 66, 77, 88};\n")
+    .body(
+        ADDRESSES,
     )
 }
 

@@ -53,6 +53,13 @@ fn shared_barrier() -> Draft {
     .draft()
 }
 
+/// A barrier of each thread's own, by a shared and by a generic address.
+const BARRIERS: &str = ".shared .align 8 .b64 barriers[32];
+     mov.u32 %r2, barriers;
+     mad.lo.u32 %r3, %t, 8, %r2;
+     cvt.u64.u32 %rd1, %r3;
+     cvta.shared.u64 %rd2, %rd1;\n";
+
 fn draft(row: &'static Row) -> Draft {
     let name = row.name;
     let remote = name.contains("remote");
@@ -62,13 +69,7 @@ fn draft(row: &'static Row) -> Draft {
     }
     let (launch, threads) = if remote { ("grid 2 block 32 cluster 2", 64) } else { ("block 32", 32) };
     let count = samples.len() * 5 * threads;
-    let mut body = String::from(
-        ".shared .align 8 .b64 barriers[32];
-         mov.u32 %r2, barriers;
-         mad.lo.u32 %r3, %t, 8, %r2;
-         cvt.u64.u32 %rd1, %r3;
-         cvta.shared.u64 %rd2, %rd1;\n",
-    );
+    let mut body = String::from(BARRIERS);
     let mut sync = String::new();
     if remote {
         body +=
@@ -78,42 +79,7 @@ fn draft(row: &'static Row) -> Draft {
     for (i, sample) in samples.iter().enumerate() {
         let expects = name.contains("expect_tx") || name.contains("complete_tx");
         let waits = name.contains("test_wait") || name.contains("try_wait");
-        let bytes = expects as i64 * 15 + 1;
-        let mut changed = renamed(sample, &mut |_, register| match register {
-            r if r.starts_with("%p") => "%p1".into(),
-            r if r.starts_with("%rd") => "%rd10".into(),
-            _ => "%r9".into(),
-        });
-        for operand in &mut changed.operands {
-            match operand {
-                Operand::Address(address) => {
-                    let generic = !sample.modifiers.iter().any(|m| m.as_str().starts_with("shared"));
-                    let base = if generic {
-                        "%rd2"
-                    } else if remote {
-                        "%r5"
-                    } else {
-                        "%r3"
-                    };
-                    address.base = AddressBase::Ident(base.into());
-                }
-                Operand::Ident(register) if register.as_str() == "%r9" => {
-                    let value = if waits { 0 } else { bytes };
-                    *operand = Operand::Imm(Immediate::Int(value));
-                }
-                _ => {}
-            }
-        }
-        if name == "mbarrier_init" || name == "mbarrier_init_window" {
-            changed.operands[1] = Operand::Imm(Immediate::Int(2));
-        }
-        // A suspend-time hint is a time, not a parity.
-        if waits && changed.operands.len() == 4 {
-            changed.operands[3] = Operand::Imm(Immediate::Int(1000));
-        }
-        if name == "mbarrier_pending_count" {
-            changed.operands[0] = Operand::Ident("%r6".into());
-        }
+        let changed = adapted(name, sample, (expects, waits, remote));
         let init = if name.starts_with("mbarrier_init") {
             String::new()
         } else {
@@ -171,4 +137,45 @@ fn draft(row: &'static Row) -> Draft {
         body += "mbarrier.inval.shared.b64 [%r3];\n";
     }
     Raw::new(&format!("mbarrier/{name}"), name, launch, &format!("u32 {count}")).body(&body).draft()
+}
+
+/// A sample on the registers of the kernel and with numbers that fit.
+fn adapted(name: &str, sample: &Instruction, (expects, waits, remote): (bool, bool, bool)) -> Instruction {
+    let bytes = expects as i64 * 15 + 1;
+    let mut changed = renamed(sample, &mut |_, register| match register {
+        r if r.starts_with("%p") => "%p1".into(),
+        r if r.starts_with("%rd") => "%rd10".into(),
+        _ => "%r9".into(),
+    });
+    for operand in &mut changed.operands {
+        match operand {
+            Operand::Address(address) => {
+                let generic = !sample.modifiers.iter().any(|m| m.as_str().starts_with("shared"));
+                let base = if generic {
+                    "%rd2"
+                } else if remote {
+                    "%r5"
+                } else {
+                    "%r3"
+                };
+                address.base = AddressBase::Ident(base.into());
+            }
+            Operand::Ident(register) if register.as_str() == "%r9" => {
+                let value = if waits { 0 } else { bytes };
+                *operand = Operand::Imm(Immediate::Int(value));
+            }
+            _ => {}
+        }
+    }
+    if name == "mbarrier_init" || name == "mbarrier_init_window" {
+        changed.operands[1] = Operand::Imm(Immediate::Int(2));
+    }
+    // A suspend-time hint is a time, not a parity.
+    if waits && changed.operands.len() == 4 {
+        changed.operands[3] = Operand::Imm(Immediate::Int(1000));
+    }
+    if name == "mbarrier_pending_count" {
+        changed.operands[0] = Operand::Ident("%r6".into());
+    }
+    changed
 }

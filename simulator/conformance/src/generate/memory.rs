@@ -203,24 +203,8 @@ fn sample(kernel: &mut Kernel, row: &Row, instruction: &Instruction) {
         kernel.locals += "\t// %place: working memory in global memory (%scratch).\n";
     }
     let atomic = matches!(root, "atom" | "red");
-    let mut loaded: Vec<Vec<String>> = Vec::new();
     let result = matches!(root, "ld" | "atom" | "createpolicy");
-    for (at, operand) in instruction.operands.iter().enumerate() {
-        let names = match operand {
-            Operand::Address(_) => Vec::new(),
-            _ if at == 0 && result => Vec::new(),
-            _ => registers(operand),
-        };
-        let policy = hinted(instruction) && at + 1 == instruction.operands.len();
-        if policy {
-            loaded.push(vec!["%policy".into()]);
-        } else if names.is_empty() {
-            loaded.push(Vec::new());
-        } else {
-            let classes: Vec<usize> = names.iter().map(|n| class(n)).collect();
-            loaded.push(kernel.load(&value(row, ty, at, classes[0], atomic), &classes));
-        }
-    }
+    let loaded = operands(kernel, row, instruction, result, atomic);
     if writes {
         // Floating-point atomics start from numbers.
         if atomic && (ty.starts_with('f') || ty.starts_with("bf") || row.name == "atom_cas") {
@@ -281,6 +265,35 @@ fn sample(kernel: &mut Kernel, row: &Row, instruction: &Instruction) {
     } else if results.is_empty() {
         kernel.store(3, "%gid", "u32", "");
     }
+}
+
+/// Loads what each operand holds: its registers.
+fn operands(
+    kernel: &mut Kernel,
+    row: &Row,
+    instruction: &Instruction,
+    result: bool,
+    atomic: bool,
+) -> Vec<Vec<String>> {
+    let ty = last_type(instruction);
+    let mut loaded: Vec<Vec<String>> = Vec::new();
+    for (at, operand) in instruction.operands.iter().enumerate() {
+        let names = match operand {
+            Operand::Address(_) => Vec::new(),
+            _ if at == 0 && result => Vec::new(),
+            _ => registers(operand),
+        };
+        let policy = hinted(instruction) && at + 1 == instruction.operands.len();
+        if policy {
+            loaded.push(vec!["%policy".into()]);
+        } else if names.is_empty() {
+            loaded.push(Vec::new());
+        } else {
+            let classes: Vec<usize> = names.iter().map(|n| class(n)).collect();
+            loaded.push(kernel.load(&value(row, ty, at, classes[0], atomic), &classes));
+        }
+    }
+    loaded
 }
 
 /// What the operand at `at` holds.

@@ -25,6 +25,14 @@ pub fn drafts() -> Vec<Draft> {
     ["cvt_rs_f8x4_f32", "cvt_rs_e2m1x4_f32"].map(draft).into()
 }
 
+const LOADS: &str = ".reg .f32 %f<4>;
+     ld.param.u64 %rd1, [given];
+     ld.param.u64 %rd2, [noise];
+     mad.wide.u32 %rd3, %gid, 16, %rd1;
+     mad.wide.u32 %rd4, %gid, 16, %rd2;
+     ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd3];
+     ld.global.v4.b32 {%r24, %r25, %r26, %r27}, [%rd4];\n";
+
 fn draft(name: &'static str) -> Draft {
     let narrow = name.contains("e2m1");
     let format = |ty: &str| match ty {
@@ -32,22 +40,13 @@ fn draft(name: &'static str) -> Draft {
         "e5m2x4" => Format { mantissa: 2, bias: 15, largest: 0x7b, exponents: (-13, 32) },
         _ => Format { mantissa: 1, bias: 1, largest: 7, exponents: (0, 4) },
     };
-    // Of e2m1, eight random bits meet the upper eight of the discarded ones: the others are zeros.
-    let keep: u32 = if narrow { 0x007f_c000 } else { 0x007f_ffff };
+    let keep = kept(narrow);
     let words = |seed| -> Vec<u32> {
         let data = Data { ty: "u32".into(), generator: "bits".into(), seed, count: 4 * THREADS };
         data.bytes().chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     };
     let (given, noise) = (words(21), words(22));
-    let mut body = String::from(
-        ".reg .f32 %f<4>;
-         ld.param.u64 %rd1, [given];
-         ld.param.u64 %rd2, [noise];
-         mad.wide.u32 %rd3, %gid, 16, %rd1;
-         mad.wide.u32 %rd4, %gid, 16, %rd2;
-         ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd3];
-         ld.global.v4.b32 {%r24, %r25, %r26, %r27}, [%rd4];\n",
-    );
+    let mut body = String::from(LOADS);
     if narrow {
         body += "and.b32 %r2, %r24, 65535;\nmad.lo.u32 %r2, %r2, 65536, %r2;\n";
     } else {
@@ -58,7 +57,8 @@ fn draft(name: &'static str) -> Draft {
         let instruction = &sample.instruction;
         let ty =
             instruction.modifiers.iter().map(|m| m.as_str()).find(|m| m.ends_with("x4")).unwrap_or_default();
-        let Format { mantissa, bias, largest, exponents } = format(ty);
+        let format = format(ty);
+        let exponents = format.exponents;
         let relu = instruction.has("relu");
         // Sign and mantissa as given, an exponent from the bits that are cut off.
         for i in 0..4 {
@@ -93,28 +93,8 @@ fn draft(name: &'static str) -> Draft {
         body += &format!("st.global.u32 [%out+{}], %r5;\n", number * 4 * THREADS);
         for thread in 0..THREADS {
             let random = if narrow { noise[4 * thread] & 0xffff } else { noise[4 * thread] };
-            let one = |operand: usize| -> u32 {
-                let bits = given[4 * thread + operand];
-                let exponent = (bits >> 23 & (exponents.1 - 1)) as i32 + exponents.0;
-                let significand = 1 << 23 | u64::from(bits & keep);
-                // The first two operands take the upper half of the random bits, or the upper byte of each half.
-                let random = match (narrow, operand < 2) {
-                    (false, true) => random >> 16,
-                    (false, false) => random & 0xffff,
-                    (true, true) => (random >> 8) * 0x101,
-                    (true, false) => (random & 0xff) * 0x101,
-                };
-                let discarded = 23 - mantissa;
-                let sum = significand + (u64::from(random) << (discarded - 16));
-                let kept = (sum >> discarded) as i32;
-                let code = ((exponent + bias - 1) << mantissa) + kept;
-                let sign = bits >> 31;
-                if relu && sign == 1 {
-                    0
-                } else {
-                    (code as u32).min(largest) | sign << if narrow { 3 } else { 7 }
-                }
-            };
+            let one =
+                |operand| converted(&format, (narrow, relu), given[4 * thread + operand], random, operand);
             let width = if narrow { 4 } else { 8 };
             outputs.push((0..4).fold(0, |word, operand| word << width | one(operand)));
         }
@@ -130,4 +110,29 @@ fn draft(name: &'static str) -> Draft {
         .body(&body)
         .expects(vec![bytes])
         .draft()
+}
+
+/// The bits of mantissa that numbers have. Of e2m1, eight random bits meet the upper eight of the discarded ones: the others
+/// are zeros.
+fn kept(narrow: bool) -> u32 {
+    if narrow { 0x007f_c000 } else { 0x007f_ffff }
+}
+
+/// The code of the number of an operand, with the random bits of its result.
+fn converted(format: &Format, (narrow, relu): (bool, bool), bits: u32, random: u32, operand: usize) -> u32 {
+    let Format { mantissa, bias, largest, exponents } = *format;
+    let exponent = (bits >> 23 & (exponents.1 - 1)) as i32 + exponents.0;
+    let significand = 1 << 23 | u64::from(bits & kept(narrow));
+    // The first two operands take the upper half of the random bits, or the upper byte of each half.
+    let random = match (narrow, operand < 2) {
+        (false, true) => random >> 16,
+        (false, false) => random & 0xffff,
+        (true, true) => (random >> 8) * 0x101,
+        (true, false) => (random & 0xff) * 0x101,
+    };
+    let discarded = 23 - mantissa;
+    let sum = significand + (u64::from(random) << (discarded - 16));
+    let code = ((exponent + bias - 1) << mantissa) + (sum >> discarded) as i32;
+    let sign = bits >> 31;
+    if relu && sign == 1 { 0 } else { (code as u32).min(largest) | sign << if narrow { 3 } else { 7 } }
 }

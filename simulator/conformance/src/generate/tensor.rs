@@ -22,6 +22,11 @@ pub struct Map {
 }
 
 impl Map {
+    /// Of 16-bit floats, with zeros outside.
+    pub fn f16(dims: Vec<usize>, extents: Vec<usize>, swizzle: &'static str) -> Map {
+        Map { ty: "f16", size: 2, steps: vec![1; dims.len()], dims, extents, swizzle, fill: "Zero" }
+    }
+
     /// Strides in bytes, multiples of 16, and the size of the tensor.
     pub fn strides(&self) -> (Vec<usize>, usize) {
         let mut strides = Vec::new();

@@ -6,6 +6,7 @@ use super::raw::Raw;
 use super::tensor::{Map, boxed, bytes};
 
 const SIZE: usize = 2048;
+const SCOPES: [&str; 4] = ["cta", "cluster", "gpu", "sys"];
 
 /// The files: edits in shared memory with a copy to global memory, and edits in global memory.
 pub fn drafts() -> Vec<Draft> {
@@ -24,15 +25,7 @@ struct Edit {
 }
 
 fn matrix() -> Map {
-    Map {
-        ty: "f16",
-        size: 2,
-        dims: vec![64, 20],
-        extents: vec![32, 8],
-        steps: vec![1, 1],
-        swizzle: "None",
-        fill: "Zero",
-    }
+    Map::f16(vec![64, 20], vec![32, 8], "None")
 }
 
 fn edits() -> Vec<Edit> {
@@ -75,10 +68,8 @@ fn edits() -> Vec<Edit> {
     list
 }
 
-fn draft(space: &'static str) -> Draft {
-    let shared = space == "shared::cta";
-    let edits = edits();
-    let at = if shared { "%r3" } else { "%rd7" };
+/// The edit whose number the kernel is given.
+fn choice(space: &str, at: &str, edits: &[Edit]) -> String {
     let mut choice = String::new();
     for (i, edit) in edits.iter().enumerate() {
         let width = if edit.wide { "b64" } else { "b32" };
@@ -90,15 +81,22 @@ fn draft(space: &'static str) -> Draft {
             edit.field, edit.operands
         );
     }
-    let scopes = ["cta", "cluster", "gpu", "sys"];
+    choice
+}
+
+/// What the kernel executes: one of the edits, then a load of a box.
+fn body(space: &str, edits: &[Edit]) -> String {
+    let shared = space == "shared::cta";
+    let at = if shared { "%r3" } else { "%rd7" };
+    let choice = choice(space, at, edits);
     let publish: String = match shared {
-        true => scopes
+        true => SCOPES
             .iter()
             .map(|s| format!("@%p4 tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.{s}.sync.aligned [%rd7], [%r3], 128;\n"))
             .collect(),
-        false => scopes.iter().map(|s| format!("@%p0 fence.proxy.tensormap::generic.release.{s};\n")).collect(),
+        false => SCOPES.iter().map(|s| format!("@%p0 fence.proxy.tensormap::generic.release.{s};\n")).collect(),
     };
-    let acquire: String = scopes
+    let acquire: String = SCOPES
         .iter()
         .map(|s| format!("@%p0 fence.proxy.tensormap::generic.acquire.{s} [%rd8], 128;\n"))
         .collect();
@@ -107,7 +105,7 @@ fn draft(space: &'static str) -> Draft {
     } else {
         "mad.wide.u32 %rd2, %t, 4, %rd7;\n@%p4 st.global.u32 [%rd2], %r6;\n"
     };
-    let body = format!(
+    format!(
         ".shared .align 128 .b8 edited[128];
          .shared .align 1024 .b8 tile[{SIZE}];
          .shared .align 8 .b64 full;
@@ -157,7 +155,13 @@ fn draft(space: &'static str) -> Draft {
          st.global.v4.b32 [%out], {{%r20, %r21, %r22, %r23}};
          ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r7+16];
          st.global.v4.b32 [%out+16], {{%r20, %r21, %r22, %r23}};"
-    );
+    )
+}
+
+fn draft(space: &'static str) -> Draft {
+    let shared = space == "shared::cta";
+    let edits = edits();
+    let body = body(space, &edits);
     let mut rows = String::from(
         "tensormap_replace_address tensormap_replace_rank tensormap_replace_dim tensormap_replace_stride tensormap_replace_mode fence_proxy_tensormap_acquire",
     );

@@ -84,6 +84,64 @@ const fn column(
     }
 }
 
+/// The columns that are loaded; `last` is the last image.
+fn columns(last: i64) -> [Column; 9] {
+    [
+        // A filter of three with padding of one.
+        column(-1, -1, 1, 32, 64, "B64"),
+        Column { offset: [2, 1, 0], ..column(-1, -1, 1, 16, 50, "None") },
+        Column { base: [4, 3, 2], offset: [1, 2, 2], image: 1, ..column(-1, -1, 1, 16, 100, "B32") },
+        // Without padding.
+        Column { offset: [2, 2, 2], channel: 16, ..column(0, -2, 1, 16, 64, "B32") },
+        Column { base: [3, 2, 1], offset: [0, 2, 1], image: 1, ..column(0, -2, 1, 32, 33, "None") },
+        // In steps of two.
+        Column { offset: [1, 1, 1], ..column(-1, -1, 2, 32, 40, "B64") },
+        Column { base: [3, 1, -1], offset: [2, 0, 1], image: 2, ..column(-1, -1, 2, 16, 60, "B32") },
+        // A box of another width below than above, and past the last image.
+        Column { lower: [-2, 0, -1], upper: [1, -1, 0], base: [-2, 0, -1], ..column(0, 0, 1, 32, 80, "B64") },
+        Column { image: last, offset: [1, 0, 0], ..column(-1, 0, 1, 32, 128, "B64") },
+    ]
+}
+
+/// A column in shared memory by its definition: bases in order, from the given one on, through all images.
+fn taken(column: &Column, map: &Map, tensor: &[u8], size: usize) -> Vec<u8> {
+    let (strides, _) = map.strides();
+    let row = 2 * column.channels;
+    let mut tile = vec![0; size];
+    let space = map.dims.len() - 2;
+    let mut base = column.base;
+    let mut image = column.image;
+    for pixel in 0..column.pixels {
+        let mut from = 2 * column.channel + image * strides[space] as i64;
+        let mut inside = (0..map.dims[space + 1] as i64).contains(&image);
+        for i in 0..space {
+            let at = base[i] + column.offset[i];
+            inside &= (0..map.dims[i + 1] as i64).contains(&at);
+            from += at * strides[i] as i64;
+        }
+        for b in 0..row {
+            if inside && column.channel as usize * 2 + b < 2 * map.dims[0] {
+                tile[swizzled(column.swizzle, pixel * pitch(column.swizzle, row) + b)] =
+                    tensor[from as usize + b];
+            }
+        }
+        let mut i = 0;
+        loop {
+            if i == space {
+                image += 1;
+                break;
+            }
+            base[i] += column.step as i64;
+            if base[i] <= map.dims[i + 1] as i64 - 1 + column.upper[i] {
+                break;
+            }
+            base[i] = column.lower[i];
+            i += 1;
+        }
+    }
+    tile
+}
+
 /// Loads of columns, plain and with multicast and a cache policy.
 fn im2col(d: usize) -> Draft {
     const SIZE: usize = 8192;
@@ -138,96 +196,32 @@ fn im2col(d: usize) -> Draft {
         copy_out("COPY1", 3, SIZE, 64),
         copy_out("COPY2", 4, SIZE, 64),
     );
-    let columns = [
-        // A filter of three with padding of one.
-        column(-1, -1, 1, 32, 64, "B64"),
-        Column { offset: [2, 1, 0], ..column(-1, -1, 1, 16, 50, "None") },
-        Column { base: [4, 3, 2], offset: [1, 2, 2], image: 1, ..column(-1, -1, 1, 16, 100, "B32") },
-        // Without padding.
-        Column { offset: [2, 2, 2], channel: 16, ..column(0, -2, 1, 16, 64, "B32") },
-        Column { base: [3, 2, 1], offset: [0, 2, 1], image: 1, ..column(0, -2, 1, 32, 33, "None") },
-        // In steps of two.
-        Column { offset: [1, 1, 1], ..column(-1, -1, 2, 32, 40, "B64") },
-        Column { base: [3, 1, -1], offset: [2, 0, 1], image: 2, ..column(-1, -1, 2, 16, 60, "B32") },
-        // A box of another width below than above, and past the last image.
-        Column { lower: [-2, 0, -1], upper: [1, -1, 0], base: [-2, 0, -1], ..column(0, 0, 1, 32, 80, "B64") },
-        Column { image: dims[d - 1] as i64 - 1, offset: [1, 0, 0], ..column(-1, 0, 1, 32, 128, "B64") },
-    ];
     let rows = format!("tensor_load_im2col_{d}d");
     let mut raw = Raw::new(&format!("tma/{rows}"), &rows, "", "u32 1").body(&body);
     raw.head = vec!["-- Expected: computed from PTX ISA 5.5.4, not by the simulator.".into()];
     raw.parameters = (0..d - 2).fold(parameters(d), |p, i| format!("{p}, .param .u32 o{i}"));
     let mut outputs = Vec::new();
-    for column in &columns {
+    for column in &columns(dims[d - 1] as i64 - 1) {
         let steps = (0..d).map(|i| if i == 0 || i == d - 1 { 1 } else { column.step }).collect();
         let extents = vec![column.channels, column.pixels];
-        let map = Map {
-            ty: "f16",
-            size: 2,
-            dims: dims.clone(),
-            extents,
-            steps,
-            swizzle: column.swizzle,
-            fill: "Zero",
-        };
-        let (strides, size) = map.strides();
+        let map = Map { steps, ..Map::f16(dims.clone(), extents, column.swizzle) };
+        let (_, size) = map.strides();
         let tensor = bytes("u16", "bits", 13, size / 2);
-        // The column by its definition: bases in order, from the given one on, through all images.
-        let mut tile = vec![0; SIZE];
-        let space = d - 2;
-        let mut base = column.base;
-        let mut image = column.image;
-        let row = 2 * column.channels;
-        for pixel in 0..column.pixels {
-            let mut from = 2 * column.channel + image * strides[d - 2] as i64;
-            let mut inside = (0..dims[d - 1] as i64).contains(&image);
-            for i in 0..space {
-                let at = base[i] + column.offset[i];
-                inside &= (0..dims[i + 1] as i64).contains(&at);
-                from += at * strides[i] as i64;
-            }
-            for b in 0..row {
-                if inside && column.channel as usize * 2 + b < 2 * dims[0] {
-                    tile[swizzled(column.swizzle, pixel * pitch(column.swizzle, row) + b)] =
-                        tensor[from as usize + b];
-                }
-            }
-            let mut i = 0;
-            loop {
-                if i == space {
-                    image += 1;
-                    break;
-                }
-                base[i] += column.step as i64;
-                if base[i] <= dims[i + 1] as i64 - 1 + column.upper[i] {
-                    break;
-                }
-                base[i] = column.lower[i];
-                i += 1;
-            }
-        }
+        let tile = taken(column, &map, &tensor, SIZE);
         outputs.push([tile.clone(), tile].concat());
-        let corner = |c: &[i64; 3]| c[..space].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let corner = |c: &[i64; 3]| c[..d - 2].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let head = format!("{} lower {} upper {}", map.head(1), corner(&column.lower), corner(&column.upper));
         let at =
-            [&[column.channel], &column.base[..space], &[column.image], &column.offset[..space]].concat();
+            [&[column.channel], &column.base[..d - 2], &[column.image], &column.offset[..d - 2]].concat();
         let (out, given) = (format!("out u32 {} = ?", SIZE / 2), format!("in u16 bits 13 {}", size / 2));
-        raw.launch("launch k block 64", &out, &given, head, row * column.pixels, &at);
+        raw.launch("launch k block 64", &out, &given, head, 2 * column.channels * column.pixels, &at);
     }
     raw.expects(outputs).draft()
 }
 
 /// The map of single rows, and (column, rows) lists.
 fn lists(swizzle: &'static str, width: usize) -> (Map, [[i64; 5]; 4]) {
-    let map = Map {
-        ty: "f16",
-        size: 2,
-        dims: vec![72, 24],
-        extents: vec![width, 1],
-        steps: vec![1, 1],
-        swizzle,
-        fill: "Zero",
-    };
+    let map = Map::f16(vec![72, 24], vec![width, 1], swizzle);
     (map, [[0, 3, 1, 20, 7], [8, 5, 5, 0, 23], [64, 2, 30, 9, 1], [16, 23, 22, 21, 20]])
 }
 

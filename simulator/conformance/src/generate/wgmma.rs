@@ -85,21 +85,21 @@ fn chosen(row: &'static Row) -> Vec<(Instruction, Swizzle, u8, u8, i64)> {
     list
 }
 
+const TILES: &str = ".shared .align 1024 .b8 tile_a[16384];
+     .shared .align 1024 .b8 tile_b[32768];
+     .reg .b64 %da, %db, %src;
+     .reg .b32 %sa, %sb, %a<4>;
+     mov.u32 %sa, tile_a;
+     mov.u32 %sb, tile_b;
+     and.b32 %r20, %sa, 262143;
+     shr.u32 %r20, %r20, 4;
+     and.b32 %r21, %sb, 262143;
+     shr.u32 %r21, %r21, 4;\n";
+
 fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>) -> Draft {
     let rs = row.name.ends_with("_rs");
     let half = row.name.contains("half");
-    let mut body = String::from(
-        ".shared .align 1024 .b8 tile_a[16384];
-         .shared .align 1024 .b8 tile_b[32768];
-         .reg .b64 %da, %db, %src;
-         .reg .b32 %sa, %sb, %a<4>;
-         mov.u32 %sa, tile_a;
-         mov.u32 %sb, tile_b;
-         and.b32 %r20, %sa, 262143;
-         shr.u32 %r20, %r20, 4;
-         and.b32 %r21, %sb, 262143;
-         shr.u32 %r21, %r21, 4;\n",
-    );
+    let mut body = String::from(TILES);
     let mut arguments = Vec::new();
     let mut parameters = String::from(".param .u64 out");
     let mut loaded: Option<(String, String)> = None;
@@ -127,37 +127,10 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
         let from_a = buffer(&a, ga, 1, A_BYTES);
         let from_b = buffer(&b, gb, 2, B_BYTES);
         if loaded.as_ref() != Some(&(from_a.clone(), from_b.clone())) {
-            body += "bar.sync 0;\n";
-            for (tile, from, bytes) in [("%sa", &from_a, A_BYTES), ("%sb", &from_b, B_BYTES)] {
-                body += &format!(
-                    "ld.param.u64 %src, [{from}];
-                     mad.wide.u32 %src, %t, 16, %src;
-                     mad.lo.u32 %r2, %t, 16, {tile};
-                     mov.u32 %r3, 0;
-                     FILL{count}{}:
-                     ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%src];
-                     st.shared.v4.b32 [%r2], {{%r4, %r5, %r6, %r7}};
-                     add.u64 %src, %src, 2048;
-                     add.u32 %r2, %r2, 2048;
-                     add.u32 %r3, %r3, 2048;
-                     setp.lt.u32 %p0, %r3, {bytes};
-                     @%p0 bra FILL{count}{};\n",
-                    &tile[1..],
-                    &tile[1..],
-                );
-            }
-            body += "fence.proxy.async.shared::cta;\nbar.sync 0;\n";
+            body += &fill(count, &from_a, &from_b);
             loaded = Some((from_a.clone(), from_b));
         }
-        // Without swizzle the two 16-byte columns of K lie LBO apart and groups of 8 rows SBO apart; with it, a group
-        // of 8 rows is one pattern. Transposed tiles are as wide as the swizzle along M or N, LBO to the next.
-        let span = swizzle.span();
-        let (leading, stride) = match swizzle {
-            Swizzle::None => (128, 256),
-            _ if ta + tb > 0 => (2048, span * 8),
-            _ => (16, span * 8),
-        };
-        let desc = dualgemm_ptx::layout::wgmma_smem_desc(0, leading, stride, *swizzle);
+        let desc = descriptor(*swizzle, ta + tb > 0);
         body += &format!(
             "// swizzle {swizzle:?}
              cvt.u64.u32 %da, %r20;
@@ -175,36 +148,9 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
         let float = last_float(instruction);
         let results = if half { width(instruction) / 4 } else { width(instruction) / 2 };
         let prefix = if float { "%f" } else { "%d" };
-        if float {
-            registers.0 = registers.0.max(results)
-        } else {
-            registers.1 = registers.1.max(results)
-        }
-        let mut next = 0;
-        let mut changed = renamed(instruction, &mut |at, _| {
-            next += 1;
-            match at {
-                0 => format!("{prefix}{}", next - 1),
-                1 if rs => format!("%a{}", next - 1 - results),
-                1 => "%da".into(),
-                2 => "%db".into(),
-                _ => "%p1".into(),
-            }
-        });
-        // p, then the signs of A and B, then the transposes of what lies in shared memory.
-        let number = |v: i64| Operand::Imm(Immediate::Int(v));
-        if changed.operands.len() >= 6 {
-            changed.operands[4] = number(*neg);
-            changed.operands[5] = number(1);
-        }
-        match changed.operands.len() {
-            8 => {
-                changed.operands[6] = number(ta.into());
-                changed.operands[7] = number(tb.into());
-            }
-            7 => changed.operands[6] = number(tb.into()),
-            _ => {}
-        }
+        let declared = if float { &mut registers.0 } else { &mut registers.1 };
+        *declared = results.max(*declared);
+        let changed = operands(instruction, (prefix, results, rs), (ta, tb, *neg));
         // Every third adds to what is there: the value is the column's number.
         let adds = count % 3 == 2;
         for i in 0..results {
@@ -229,6 +175,77 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
     raw.head.extend(arguments);
     raw.parameters = parameters;
     raw.body(&(declared + &body)).directives(".reqntid 128, 1, 1\n").draft()
+}
+
+/// Without swizzle the two 16-byte columns of K lie LBO apart and groups of 8 rows SBO apart; with it, a group
+/// of 8 rows is one pattern. Transposed tiles are as wide as the swizzle along M or N, LBO to the next.
+fn descriptor(swizzle: Swizzle, transposed: bool) -> u64 {
+    let span = swizzle.span();
+    let (leading, stride) = match swizzle {
+        Swizzle::None => (128, 256),
+        _ if transposed => (2048, span * 8),
+        _ => (16, span * 8),
+    };
+    dualgemm_ptx::layout::wgmma_smem_desc(0, leading, stride, swizzle)
+}
+
+/// The tiles, filled from these parameters.
+fn fill(count: usize, from_a: &str, from_b: &str) -> String {
+    let mut body = String::from("bar.sync 0;\n");
+    for (tile, from, bytes) in [("%sa", from_a, A_BYTES), ("%sb", from_b, B_BYTES)] {
+        body += &format!(
+            "ld.param.u64 %src, [{from}];
+             mad.wide.u32 %src, %t, 16, %src;
+             mad.lo.u32 %r2, %t, 16, {tile};
+             mov.u32 %r3, 0;
+             FILL{count}{}:
+             ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%src];
+             st.shared.v4.b32 [%r2], {{%r4, %r5, %r6, %r7}};
+             add.u64 %src, %src, 2048;
+             add.u32 %r2, %r2, 2048;
+             add.u32 %r3, %r3, 2048;
+             setp.lt.u32 %p0, %r3, {bytes};
+             @%p0 bra FILL{count}{};\n",
+            &tile[1..],
+            &tile[1..],
+        );
+    }
+    body += "fence.proxy.async.shared::cta;\nbar.sync 0;\n";
+    body
+}
+
+/// The instruction on the registers of the kernel, with its signs and transposes.
+fn operands(
+    instruction: &Instruction,
+    (prefix, results, rs): (&str, usize, bool),
+    (ta, tb, neg): (u8, u8, i64),
+) -> Instruction {
+    let mut next = 0;
+    let mut changed = renamed(instruction, &mut |at, _| {
+        next += 1;
+        match at {
+            0 => format!("{prefix}{}", next - 1),
+            1 if rs => format!("%a{}", next - 1 - results),
+            1 => "%da".into(),
+            2 => "%db".into(),
+            _ => "%p1".into(),
+        }
+    });
+    // p, then the signs of A and B, then the transposes of what lies in shared memory.
+    let number = |v: i64| Operand::Imm(Immediate::Int(v));
+    if changed.operands.len() >= 6 {
+        changed.operands[4] = number(neg);
+        changed.operands[5] = number(1);
+    }
+    match changed.operands.len() {
+        8 => {
+            changed.operands[6] = number(ta.into());
+            changed.operands[7] = number(tb.into());
+        }
+        7 => changed.operands[6] = number(tb.into()),
+        _ => {}
+    }
+    changed
 }
 
 fn last_float(instruction: &Instruction) -> bool {

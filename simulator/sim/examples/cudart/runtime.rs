@@ -3,7 +3,7 @@
 
 use crate::abi::{INVALID_FUNCTION, INVALID_VALUE, LAUNCH_FAILURE, SUCCESS, Status};
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec, ModuleId};
-use dualgemm_sim::program::Kernel;
+use dualgemm_sim::Kernel;
 use dualgemm_sim::{Card, Checks, Config, Gpu};
 use std::collections::HashMap;
 use std::ffi::c_void;

@@ -99,9 +99,6 @@ impl Finished {
     }
 
     /// Reports the race at the lowest address, if there is one.
-    ///
-    /// # Errors
-    /// The trap.
     pub fn check(&mut self, launch: &Launch<'_>) -> Result<(), Box<Trap>> {
         self.clusters.sort_by_key(|u| u.index);
         for (page, users) in self.users() {

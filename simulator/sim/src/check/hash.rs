@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map with the quick hash.
 pub type QuickMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<Quick>>;
 
 /// Rotates, adds and multiplies, one word at a time.

@@ -11,17 +11,13 @@ use super::shadow::Access;
 /// Who accesses.
 #[derive(Debug, Clone, Copy)]
 pub struct Who<'v> {
-    /// Actor.
     pub actor: Actor,
-    /// Its clock.
     pub clock: u32,
-    /// Its instruction.
     pub pc: u32,
     /// What it knows.
     pub view: &'v View,
     /// The first actor of its warp, if its lanes are told apart.
     pub warp: Option<Actor>,
-    /// For which lanes.
     pub lanes: Lanes,
 }
 
@@ -35,7 +31,6 @@ pub enum Lanes {
     Several,
     /// For all lanes of the warp, each of which knows of it.
     Every,
-    /// For one.
     One(usize),
     /// For lanes from the first on, so many bytes (a power of two) for each.
     Each(usize, usize),
@@ -103,7 +98,6 @@ impl Who<'_> {
 /// How an earlier access is ordered with one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// It is not.
     None,
     /// It happened before.
     Before,
@@ -114,9 +108,7 @@ pub enum Order {
 /// An earlier access that is ordered with one only if some lane made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Debt {
-    /// It.
     pub access: Access,
-    /// The lanes.
     pub whose: Whose,
 }
 
@@ -136,7 +128,6 @@ impl Debt {
 /// The lanes that made the last accesses of every word of a memory, a byte for each byte; empty until lanes are told apart.
 #[derive(Debug, Default)]
 pub struct Tags {
-    /// The last write.
     wrote: Vec<u32>,
     /// Reads by the warp that read last, since that write.
     read: Vec<u32>,
@@ -163,9 +154,6 @@ impl Tags {
     }
 
     /// Looks at an access to the bytes `mask` of a word by the lanes `now`, of each byte.
-    ///
-    /// # Errors
-    /// The byte and the access that it is not ordered with.
     pub fn check(&self, word: usize, mask: u8, now: u32, debts: &[Debts; 4]) -> Result<(), (usize, Access)> {
         let (wrote, read) = (self.wrote[word].to_le_bytes(), self.read[word].to_le_bytes());
         let now = now.to_le_bytes();

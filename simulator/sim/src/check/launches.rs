@@ -35,9 +35,6 @@ impl Launches {
     }
 
     /// Checks a launch that has ended, which may have overlapped with these.
-    ///
-    /// # Errors
-    /// The race with the latest of them.
     pub fn check(&self, launch: &Launch<'_>, did: &Finished) -> Result<(), Box<Trap>> {
         for past in self.0.iter().rev() {
             let triggered = past.did.dependency.triggered;

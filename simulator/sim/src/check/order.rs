@@ -7,7 +7,7 @@
 //! `fenced` is the same for generic-proxy writes that a `fence.proxy.async` of their memory has made visible to the async
 //! proxy anywhere along the way (PTX ISA "Memory Consistency Model", proxy-preserved base causality order).
 //!
-//! Assumption, stated in the crate documentation: lanes that execute an instruction together are ordered with
+//! Assumption, stated in `docs/simulator.md`: lanes that execute an instruction together are ordered with
 //! what they executed together before, as if `__syncwarp` stood between. Strict checks do not make it: there a group's own
 //! actions are in program order for each lane alone (see [`lanes`](super::lanes)), `seen` is what holds for all lanes, and
 //! a [`Part`] what holds for the accesses of some.
@@ -83,7 +83,6 @@ impl Places {
 /// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The actor.
     pub actor: Actor,
     /// Up to which clock.
     pub clock: u32,

@@ -36,13 +36,10 @@ impl Pages {
 /// Words of a page that were touched and are in one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The page.
     pub page: u64,
-    /// The first.
     pub start: u16,
     /// The one after the last.
     pub end: u16,
-    /// Their state.
     pub state: StateId,
 }
 

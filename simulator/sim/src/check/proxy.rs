@@ -5,7 +5,6 @@ use super::order::join;
 /// A memory that the async proxy accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// Global memory.
     Global,
     /// The shared memory of the CTA with this rank.
     Shared(u32),
@@ -16,7 +15,6 @@ pub enum Memory {
 /// The memories that a `fence.proxy.async` names, or `fence.mbarrier_init`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fence {
-    /// `.global`
     Global,
     /// `.shared::cluster`
     Cluster,

@@ -19,13 +19,9 @@ use smallvec::SmallVec;
 /// One access as the shadow remembers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Who.
     pub actor: Actor,
-    /// Its clock then.
     pub clock: u32,
-    /// Its instruction.
     pub pc: u32,
-    /// What.
     pub kind: Kind,
     /// What it knew of the rest of the grid, for global memory.
     pub era: Era,
@@ -43,10 +39,8 @@ impl Access {
     }
 }
 
-/// What kind of access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Kind {
-    /// Whether it writes.
     pub write: bool,
     /// Atomic, volatile or relaxed, and how far it reaches: does not race with another strong access in reach.
     pub strong: Option<Scope>,
@@ -124,14 +118,12 @@ enum State {
     Split([StateId; 4]),
 }
 
-/// Which conflicts to look for.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
     /// Races and missing fences.
     pub race: bool,
     /// Unwritten bytes.
     pub uninit: bool,
-    /// The memory accessed.
     pub memory: Memory,
     /// The parties of the cluster.
     pub actors: Actors,
@@ -185,11 +177,6 @@ impl States {
     /// How many states exist; a caller compacts when it grows large.
     pub fn len(&self) -> usize {
         self.states.len()
-    }
-
-    /// Always false: two states exist from the start.
-    pub fn is_empty(&self) -> bool {
-        self.states.is_empty()
     }
 
     /// Drops every state that no word holds. `words` visits all words of all shadows.

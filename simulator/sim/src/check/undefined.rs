@@ -6,13 +6,11 @@ use std::collections::BTreeMap;
 /// What nothing has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// A register.
     Register(Reg),
     /// A byte of shared memory.
     Shared {
         /// Rank of its CTA in the cluster.
         rank: u32,
-        /// Its offset.
         offset: u32,
     },
     /// What `shfl` takes from a lane that does not take part.

@@ -1,179 +1,99 @@
 //! Integer arithmetic, logic, comparison and selection.
 //! PTX ISA 9.7.1 (integer), 9.7.2 (extended precision), 9.7.6 to 9.7.8 (comparison, logic, shift).
 
-use super::{Ins, Op, Result};
-use crate::program::{Dst, Src};
+use super::float::shape;
+use super::*;
+use crate::semantics::float::Format;
+use crate::semantics::float::arith::Compare;
 use crate::semantics::float::int::IntType;
-use crate::semantics::float::{BF16, F16, F32, F64, Format, arith::Compare};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
-/// Which part of a product is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// `.lo`
-    Lo,
-    /// `.hi`
-    Hi,
-    /// `.wide`
-    Wide,
+modifiers! {
+    /// Which part of a product is kept.
+    Part { Lo "lo", Hi "hi", Wide "wide" }
 }
 
-/// An operation of two operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int2 {
-    /// `add`
     Add,
-    /// `add.sat`
     AddSat,
-    /// `sub`
     Sub,
-    /// `sub.sat`
     SubSat,
-    /// `mul`
     Mul(Part),
-    /// `mul24.lo`, `mul24.hi`
     Mul24(Part),
-    /// `div`
     Div,
-    /// `rem`
     Rem,
-    /// `min`
     Min,
-    /// `max`
     Max,
-    /// `min.relu`
     MinRelu,
-    /// `max.relu`
     MaxRelu,
-    /// `and`
     And,
-    /// `or`
     Or,
-    /// `xor`
     Xor,
-    /// `shl`
     Shl,
-    /// `shr`
     Shr,
-    /// `szext`
-    Szext {
-        /// `.wrap`
-        wrap: bool,
-    },
-    /// `bmsk`
-    Bmsk {
-        /// `.wrap`
-        wrap: bool,
-    },
+    Szext { wrap: bool },
+    Bmsk { wrap: bool },
 }
 
-/// An operation of one operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int1 {
-    /// `neg`
     Neg,
-    /// `abs`
     Abs,
-    /// `not`
     Not,
-    /// `cnot`
     Cnot,
-    /// `popc`
     Popc,
-    /// `clz`
     Clz,
-    /// `brev`
     Brev,
-    /// `bfind`
-    Bfind {
-        /// `.shift`
-        shift: bool,
-    },
+    Bfind { shift: bool },
 }
 
-/// An operation of three operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int3 {
-    /// `mad`
     Mad(Part),
-    /// `mad.sat`
     MadSat,
-    /// `mad24`
     Mad24(Part),
-    /// `sad`
     Sad,
-    /// `bfe`
     Bfe,
-    /// `shf.l`
     ShfL {
-        /// `.wrap`
         wrap: bool,
     },
-    /// `shf.r`
     ShfR {
-        /// `.wrap`
         wrap: bool,
     },
-    /// `prmt`
-    Prmt(Permute),
-    /// `lop3`
+    /// Without a mode each nibble of c chooses a byte.
+    Prmt(Option<Permute>),
     Lop3(u8),
-    /// `fns`
     Fns,
     /// `vabsdiff4`; `true`: `.add`, of the four differences.
     AbsDiff4(bool),
 }
 
-/// Modes of `prmt`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Permute {
-    /// `index`
-    Index,
-    /// `f4e`
-    F4e,
-    /// `b4e`
-    B4e,
-    /// `rc8`
-    Rc8,
-    /// `ecl`
-    Ecl,
-    /// `ecr`
-    Ecr,
-    /// `rc16`
-    Rc16,
+modifiers! {
+    /// Modes of `prmt`.
+    Permute { F4e "f4e", B4e "b4e", Rc8 "rc8", Ecl "ecl", Ecr "ecr", Rc16 "rc16" }
 }
 
 /// How operands are compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Comparison {
-    /// As integers.
     Int(Compare, IntType),
     /// As floating-point numbers; `true`: subnormals count as zero.
     Float(Compare, Format, bool),
 }
 
-/// How a comparison combines with a predicate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BoolOp {
-    /// `and`
-    And,
-    /// `or`
-    Or,
-    /// `xor`
-    Xor,
+modifiers! {
+    /// How a comparison combines with a predicate.
+    BoolOp { And "and", Or "or", Xor "xor" }
 }
 
 /// A decoded operation; operand widths follow from the type.
 #[derive(Debug, Clone)]
 pub enum Arith {
-    /// One operand.
     One(Int1, IntType, Dst, Src),
     /// Two operands; `true`: the halves are separate 16-bit integers.
     Two(Int2, IntType, Dst, [Src; 2], bool),
     /// Three operands. For `lop3` with a predicate result, that and its combination.
     Three(Int3, IntType, Dst, [Src; 3], Option<(Dst, BoolOp, Src)>),
-    /// `bfi`
     Insert(IntType, Dst, [Src; 4]),
     /// `add.cc` and its kin: subtract, read carry, write carry.
     Carry {
@@ -185,9 +105,7 @@ pub enum Arith {
         writes: bool,
         /// Product to form first, for `mad`.
         mul: Option<Part>,
-        /// Type.
         ty: IntType,
-        /// Result.
         d: Dst,
         /// Operands; the third only with `mul`.
         s: [Src; 3],
@@ -198,9 +116,7 @@ pub enum Arith {
         signed: [bool; 2],
         /// `dp2a.lo`, `dp2a.hi`; `None` for `dp4a`.
         half: Option<bool>,
-        /// Result.
         d: Dst,
-        /// Operands.
         s: [Src; 3],
     },
     /// `not`, `and`, `or`, `xor`, `cnot` of predicates.
@@ -209,8 +125,7 @@ pub enum Arith {
     Setp(Comparison, [Dst; 2], [Src; 2], Option<(BoolOp, Src)>, bool),
     /// `set`: the result is all ones or 1.0.
     Set(Comparison, Type, Dst, [Src; 2], Option<(BoolOp, Src)>, bool),
-    /// `selp`
-    Select(Type, Dst, [Src; 2], Src),
+    Select(Dst, [Src; 2], Src),
     /// `slct`: by the sign of an integer, or of a float (`true`), its subnormals flushed (`true`).
     SignSelect(Type, Dst, [Src; 2], Src, bool, bool),
 }
@@ -219,42 +134,16 @@ fn int(ty: Type) -> IntType {
     IntType { bits: ty.bits(), signed: ty.is_signed() }
 }
 
-fn format(ty: Type) -> Option<Format> {
-    Some(match ty {
-        Type::F16 | Type::F16x2 => F16,
-        Type::Bf16 | Type::Bf16x2 => BF16,
-        Type::F32 => F32,
-        Type::F64 => F64,
-        _ => return None,
-    })
-}
-
-/// The same type with unsigned bits.
-fn bits(n: u32) -> Type {
-    match n {
-        8 => Type::B8,
-        16 => Type::B16,
-        32 => Type::B32,
-        _ => Type::B64,
-    }
-}
-
 fn part(i: &mut Ins<'_>) -> Result<Part> {
-    i.need("a part of the product", &[("lo", Part::Lo), ("hi", Part::Hi), ("wide", Part::Wide)])
+    i.need("a part of the product", Part::NAMES)
 }
 
-const BOOL: [(&str, BoolOp); 3] = [("and", BoolOp::And), ("or", BoolOp::Or), ("xor", BoolOp::Xor)];
-
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let op = match i.ast.root.as_str() {
         "setp" | "set" => compare(i)?,
         "selp" => {
             let ty = i.ty()?;
-            Arith::Select(ty, i.dst(0)?, [i.src(1, ty)?, i.src(2, ty)?], i.predicate(3)?)
+            Arith::Select(i.dst(0)?, [i.src(1, ty)?, i.src(2, ty)?], i.predicate(3)?)
         }
         "slct" => {
             let ftz = i.has("ftz");
@@ -357,14 +246,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
     let sat = i.has("sat");
     let wrap = i.has("wrap");
     i.ignore(&["clamp"]);
-    let permute = i.one_of(&[
-        ("f4e", Permute::F4e),
-        ("b4e", Permute::B4e),
-        ("rc8", Permute::Rc8),
-        ("ecl", Permute::Ecl),
-        ("ecr", Permute::Ecr),
-        ("rc16", Permute::Rc16),
-    ]);
+    let permute = i.one_of(Permute::NAMES);
     let op = match i.ast.root.as_str() {
         "mad" if sat => {
             i.ignore(&["hi"]);
@@ -376,7 +258,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
         "sad" => Int3::Sad,
         "bfe" => Int3::Bfe,
         "fns" => Int3::Fns,
-        "prmt" => Int3::Prmt(permute.unwrap_or(Permute::Index)),
+        "prmt" => Int3::Prmt(permute),
         _ if i.has("l") => Int3::ShfL { wrap },
         _ => {
             i.ignore(&["r"]);
@@ -385,7 +267,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
     };
     let ty = i.ty()?;
     let types = match op {
-        Int3::Mad(Part::Wide) => [ty, ty, bits(ty.bits() * 2)],
+        Int3::Mad(Part::Wide) => [ty, ty, untyped(ty.bits() * 2)],
         Int3::Bfe => [ty, Type::U32, Type::U32],
         Int3::Fns => [Type::U32, Type::U32, Type::S32],
         _ => [ty, ty, ty],
@@ -395,7 +277,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
 }
 
 fn lop3(i: &mut Ins<'_>) -> Result<Arith> {
-    let bool_op = i.one_of(&BOOL);
+    let bool_op = i.one_of(BoolOp::NAMES);
     let ty = i.ty()?;
     let s = [i.src(1, ty)?, i.src(2, ty)?, i.src(3, ty)?];
     let Src::Imm(table) = i.src(4, Type::B32)? else { return i.error("the table is a constant") };
@@ -426,30 +308,8 @@ fn carry(i: &mut Ins<'_>) -> Result<Arith> {
 
 fn compare(i: &mut Ins<'_>) -> Result<Arith> {
     let ftz = i.has("ftz");
-    let bool_op = i.one_of(&BOOL);
-    let op = i.need(
-        "a comparison",
-        &[
-            ("eq", Compare::Eq),
-            ("ne", Compare::Ne),
-            ("lt", Compare::Lt),
-            ("le", Compare::Le),
-            ("gt", Compare::Gt),
-            ("ge", Compare::Ge),
-            ("lo", Compare::Lt),
-            ("ls", Compare::Le),
-            ("hi", Compare::Gt),
-            ("hs", Compare::Ge),
-            ("equ", Compare::Equ),
-            ("neu", Compare::Neu),
-            ("ltu", Compare::Ltu),
-            ("leu", Compare::Leu),
-            ("gtu", Compare::Gtu),
-            ("geu", Compare::Geu),
-            ("num", Compare::Num),
-            ("nan", Compare::Nan),
-        ],
-    )?;
+    let bool_op = i.one_of(BoolOp::NAMES);
+    let op = i.need("a comparison", Compare::NAMES)?;
     let types = i.types();
     let set = i.ast.root == "set";
     let (result, ty) = match (types[..].split_last(), set) {
@@ -458,8 +318,8 @@ fn compare(i: &mut Ins<'_>) -> Result<Arith> {
         _ => return i.error("needs its types: one for setp, two for set"),
     };
     let packed = matches!(ty, Type::F16x2 | Type::Bf16x2);
-    let comparison = match format(ty) {
-        Some(f) => Comparison::Float(op, f, ftz),
+    let comparison = match shape(ty) {
+        Some(shape) => Comparison::Float(op, shape.format, ftz),
         None => Comparison::Int(op, int(ty)),
     };
     let s = [i.src(1, ty)?, i.src(2, ty)?];

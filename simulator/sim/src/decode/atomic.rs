@@ -1,28 +1,19 @@
 //! `atom` and `red`. PTX ISA 9.7.13.3, 9.7.13.4.
 
-use super::operand::{Addr, Ordering};
-use super::{Ins, Op, Result};
-use crate::program::{Dst, Src};
-use crate::semantics::reduce::{ReduceType, Reduction};
-use dualgemm_ptx::Type;
+use super::*;
+use crate::semantics::reduce::Reduction;
 
 /// What happens to an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Modify {
-    /// A reduction.
-    Reduce(Reduction, ReduceType),
-    /// `.exch`
+    Reduce(Reduction, Type),
     Exchange,
-    /// `.cas`
     CompareSwap,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub struct Atomic {
-    /// What happens.
     pub modify: Modify,
-    /// Where.
     pub address: Addr,
     /// Bytes of an element as it is modified: 2, 4, 8 or 16.
     pub bytes: u32,
@@ -34,47 +25,25 @@ pub struct Atomic {
     pub s: Vec<Src>,
     /// New value of `.cas`.
     pub swap: Option<Src>,
-    /// Ordering.
     pub order: Ordering,
 }
 
-/// The type and packing of a reduction on `ty`.
-pub fn reduce_type(ty: Type) -> Option<(ReduceType, u32)> {
-    Some(match ty {
-        Type::U32 => (ReduceType::U32, 1),
-        Type::S32 => (ReduceType::S32, 1),
-        Type::U64 => (ReduceType::U64, 1),
-        Type::S64 => (ReduceType::S64, 1),
-        Type::B32 => (ReduceType::B32, 1),
-        Type::B64 => (ReduceType::B64, 1),
-        Type::F16 => (ReduceType::F16, 1),
-        Type::F16x2 => (ReduceType::F16, 2),
-        Type::Bf16 => (ReduceType::Bf16, 1),
-        Type::Bf16x2 => (ReduceType::Bf16, 2),
-        Type::F32 => (ReduceType::F32, 1),
-        Type::F64 => (ReduceType::F64, 1),
-        _ => return None,
-    })
+/// The type of the elements of a reduction on `ty`, and how many a register holds.
+pub fn reduce_type(ty: Type) -> Option<(Type, u32)> {
+    use Type::*;
+    match ty {
+        F16x2 => Some((F16, 2)),
+        Bf16x2 => Some((Bf16, 2)),
+        U32 | S32 | U64 | S64 | B32 | B64 | F16 | Bf16 | F32 | F64 => Some((ty, 1)),
+        _ => None,
+    }
 }
 
 /// The reduction operator among the modifiers.
 pub fn operator(i: &mut Ins<'_>) -> Option<Reduction> {
-    i.one_of(&[
-        ("add", Reduction::Add),
-        ("min", Reduction::Min),
-        ("max", Reduction::Max),
-        ("inc", Reduction::Inc),
-        ("dec", Reduction::Dec),
-        ("and", Reduction::And),
-        ("or", Reduction::Or),
-        ("xor", Reduction::Xor),
-    ])
+    i.one_of(Reduction::NAMES)
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let mut order = i.ordering();
     order.strong = true;

@@ -1,11 +1,7 @@
 //! Control flow, and instructions without a value: PTX ISA 9.7.12, `setmaxnreg`, `griddepcontrol`, hints.
 
 use super::operand::Symbol;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Src};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use super::*;
 
 /// A function outside the module that the simulator provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,41 +12,28 @@ pub enum Builtin {
     Assertfail,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Control {
-    /// `brx.idx`
     Indexed {
-        /// Which target.
         index: Src,
-        /// Targets.
         targets: Vec<u32>,
     },
     /// A call of a function of the module; offsets in the thread's parameter memory.
     Call {
-        /// Which function.
         callee: u32,
-        /// Where the arguments are.
         args: Vec<u32>,
-        /// Where the results go.
         returns: Vec<u32>,
     },
     /// A call of the function that a pointer names.
     Indirect {
-        /// The pointer.
         target: Src,
-        /// Where the arguments are.
         args: Vec<u32>,
-        /// Where the results go.
         returns: Vec<u32>,
     },
     /// A call of a function the simulator provides.
     Builtin(Builtin, Vec<u32>, Vec<u32>),
-    /// `ret`
     Return,
-    /// `exit`
     Exit,
-    /// `trap`, `brkpt`
     Trap,
     /// `setmaxnreg`; `true`: `.inc`.
     Registers(bool, u32),
@@ -60,16 +43,12 @@ pub enum Control {
     Sleep,
     /// `griddepcontrol`; whether it waits.
     Dependency(bool),
-    /// `clusterlaunchcontrol.query_cancel.is_canceled`
     IsCanceled(Dst, Src),
     /// `clusterlaunchcontrol.query_cancel.get_first_ctaid`: components from the first.
     FirstCta(Vec<Dst>, u32, Src),
 }
 
 /// `bra`
-///
-/// # Errors
-/// A target that is not a label in scope.
 pub fn branch(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["uni"]);
     i.finish()?;
@@ -80,9 +59,6 @@ pub fn branch(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// Hints: `prefetch`, `discard`, `applypriority`, `createpolicy`.
-///
-/// # Errors
-/// `createpolicy` without a result.
 pub fn hint(i: &mut Ins<'_>) -> Result<Op> {
     if i.ast.root == "createpolicy" {
         return Ok(Op::Control(Control::Policy(i.dst(0)?)));
@@ -126,10 +102,6 @@ fn call(i: &mut Ins<'_>) -> Result<Control> {
     }
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let op = match i.ast.root.as_str() {
         "brx" => {

@@ -2,45 +2,34 @@
 //! PTX ISA 9.7.9.21 (`cvt`), 9.7.9.1 (`mov`), `cvta`, `isspacep`, `mapa`, `getctarank`.
 
 use super::float::rounding;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Reg, Src};
+use super::*;
 use crate::semantics::float::int::{IntRound, IntType};
 use crate::semantics::float::{
     BF16, Clamp, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, Format, Round, TF32,
 };
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 /// One side of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {
-    /// An integer.
     Int(IntType),
-    /// A floating-point number.
     Float(Format),
-    /// `ue8m0`
     Ue8m0,
 }
 
 /// How one number is converted.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
-    /// Destination type.
     pub to: Number,
-    /// Source type.
     pub from: Number,
     /// Rounding to a float.
     pub round: Round,
     /// Rounding to an integer, or to an integral float.
     pub integral: Option<IntRound>,
-    /// Saturation.
     pub clamp: Clamp,
     /// Flush subnormals of f32.
     pub ftz: bool,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Convert {
     /// Copies without looking.
@@ -51,75 +40,54 @@ pub enum Convert {
     Unpack(Vec<Dst>, Src, u32),
     /// `cvt` of one number.
     One {
-        /// Types and rounding.
         how: How,
         /// Bits of the destination register that the result is extended to.
         extend: u32,
-        /// Result.
         d: Dst,
-        /// Operand.
         s: Src,
     },
     /// `cvt` of two or four numbers into one register: the first operand goes to the upper place.
     Many {
-        /// Element types.
         to: Number,
-        /// Element types.
         from: Number,
         /// Bits of an element in the destination.
         step: u32,
-        /// Rounding.
         round: Round,
-        /// Saturation.
         clamp: Clamp,
         /// Flush subnormals of f32 operands.
         ftz: bool,
-        /// Result.
         d: Dst,
         /// Operands in the order of places, lowest first.
         s: Vec<Src>,
     },
     /// `cvt` of a packed register into a packed register of as many elements.
     Packed {
-        /// Element types.
         to: Number,
-        /// Element types.
         from: Number,
         /// Bits of an element in the source.
         width: u32,
         /// Bits of an element in the destination.
         step: u32,
-        /// Elements.
         n: u32,
-        /// Rounding.
         round: Round,
-        /// Saturation.
         clamp: Clamp,
-        /// Result.
         d: Dst,
-        /// Operand.
         s: Src,
     },
     /// `cvt.rs`: like `Many` with random bits.
     Stochastic {
-        /// Element type.
         to: Format,
         /// Bits of an element.
         step: u32,
-        /// Saturation.
         clamp: Clamp,
-        /// Result.
         d: Dst,
         /// Operands, lowest place first.
         s: Vec<Src>,
-        /// Random bits.
         random: Src,
     },
     /// `cvt.pack`: two s32, and maybe bits below them.
     PackInt {
-        /// Element type.
         to: IntType,
-        /// Result.
         d: Dst,
         /// Upper and lower operand.
         s: [Src; 2],
@@ -128,7 +96,6 @@ pub enum Convert {
     },
     /// `cvta`; `true`: to the space.
     Address(Space, bool, Dst, Src),
-    /// `isspacep`
     IsSpace(Space, Dst, Src),
     /// `mapa`; `true`: on generic addresses.
     Map(bool, Dst, Src, Src),
@@ -179,10 +146,6 @@ fn single(name: &str) -> Option<(Number, u32, u32)> {
     Some((number, bits, 1))
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let op = match i.ast.root.as_str() {
         "mov" => mov(i)?,
@@ -220,13 +183,7 @@ fn mov(i: &mut Ins<'_>) -> Result<Convert> {
         }
         (_, Operand::Vector(list)) => {
             let bits = ty.bits() / list.len() as u32;
-            let element = match bits {
-                8 => Type::B8,
-                16 => Type::B16,
-                32 => Type::B32,
-                _ => Type::B64,
-            };
-            Convert::Pack(i.dst(0)?, i.srcs(1, element)?, bits)
+            Convert::Pack(i.dst(0)?, i.srcs(1, untyped(bits))?, bits)
         }
         _ => Convert::Move(i.dst(0)?, i.src(1, ty)?),
     })
@@ -236,12 +193,7 @@ fn cvt(i: &mut Ins<'_>) -> Result<Convert> {
     let stochastic = i.has("rs");
     let away = i.has("rna");
     let round = if away { Some(Round::NearestAway) } else { rounding(i) };
-    let integral = i.one_of(&[
-        ("rni", IntRound::NearestEven),
-        ("rzi", IntRound::Zero),
-        ("rmi", IntRound::Down),
-        ("rpi", IntRound::Up),
-    ]);
+    let integral = i.one_of(IntRound::NAMES);
     let clamp = Clamp { sat: i.has("sat"), satfinite: i.has("satfinite"), relu: i.has("relu") };
     let ftz = i.has("ftz");
     if i.has("scaled::n2::ue8m0") {
@@ -258,10 +210,7 @@ fn cvt(i: &mut Ins<'_>) -> Result<Convert> {
     let source = |bits: u32| match (from, bits) {
         (Number::Float(f), 32) if f == F32 => Type::F32,
         (Number::Float(f), 64) if f == F64 => Type::F64,
-        (_, 8) => Type::B8,
-        (_, 16) => Type::B16,
-        (_, 32) => Type::B32,
-        _ => Type::B64,
+        _ => untyped(bits),
     };
     match (n_to, n_from) {
         (1, 1) => {

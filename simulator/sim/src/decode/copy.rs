@@ -3,15 +3,9 @@
 
 use super::atomic::{operator, reduce_type};
 use super::mbarrier::Mbar;
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::Src;
-use crate::semantics::reduce::{ReduceType, Reduction};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use super::*;
+use crate::semantics::reduce::Reduction;
 
-/// A decoded `cp.async`.
 #[derive(Debug, Clone)]
 pub enum CpAsync {
     /// A copy of 4, 8 or 16 bytes: `source` bytes are read, the rest is zeroed.
@@ -20,18 +14,15 @@ pub enum CpAsync {
         to: Addr,
         /// Global source.
         from: Addr,
-        /// Bytes written.
         bytes: u32,
         /// Bytes read, if fewer.
         source: Option<Src>,
         /// Predicate: read nothing.
         ignore: Option<Src>,
     },
-    /// `commit_group`
     Commit,
     /// `wait_group n`
     Wait(u32),
-    /// `wait_all`
     WaitAll,
 }
 
@@ -44,48 +35,35 @@ pub enum Completion {
     Group,
 }
 
-/// An element-wise reduction at the destination: operator, type, elements packed in a register.
-pub type Reduce = (Reduction, ReduceType, u32);
+/// An element-wise reduction at the destination: operator and type of an element.
+pub type Reduce = (Reduction, Type);
 
-/// A bulk copy.
 #[derive(Debug, Clone, Copy)]
 pub struct BulkCopy {
-    /// Destination.
     pub to: Addr,
-    /// Source.
     pub from: Addr,
-    /// Bytes.
     pub size: Src,
-    /// Completion.
     pub completion: Completion,
-    /// CTAs that receive it.
     pub multicast: Option<Src>,
-    /// Reduction.
     pub reduce: Option<Reduce>,
     /// Mask of the bytes of every 16 that are written.
     pub bytes: Option<Src>,
 }
 
-/// A decoded bulk operation.
 #[derive(Debug, Clone)]
 pub enum Bulk {
-    /// `cp.async.bulk`, `cp.reduce.async.bulk`
     Copy(BulkCopy),
-    /// `cp.async.bulk.commit_group`
     Commit,
     /// `cp.async.bulk.wait_group`; `true`: `.read`
     Wait(u32, bool),
     /// `st.async`, `red.async`: values to another CTA.
     Store {
-        /// Destination.
         to: Addr,
         /// Type of an element.
         ty: Type,
-        /// Values.
         s: Vec<Src>,
         /// Barrier that counts the bytes.
         barrier: Addr,
-        /// Reduction.
         reduce: Option<Reduce>,
     },
     /// `st.bulk`: zeros.
@@ -95,9 +73,6 @@ pub enum Bulk {
 }
 
 /// `cp.async` without bulk
-///
-/// # Errors
-/// What is not known about it.
 pub fn cp_async(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["async"]);
     let op = if i.has("mbarrier") {
@@ -153,9 +128,6 @@ pub fn constant(i: &Ins<'_>, at: usize) -> Result<u32> {
 }
 
 /// `cp.async.bulk` and `cp.reduce.async.bulk` without tensor
-///
-/// # Errors
-/// What is not known about it.
 pub fn bulk(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["async", "bulk", "reduce"]);
     if i.has("commit_group") {
@@ -177,19 +149,14 @@ pub fn bulk(i: &mut Ins<'_>) -> Result<Op> {
     let counted = i.has("mbarrier::complete_tx::bytes");
     let grouped = i.has("bulk_group");
     // The first space is the destination's, the second the source's.
-    let spaces = i.parse_all(|m| match m {
-        "global" => Some(Space::Global),
-        "shared::cluster" => Some(Space::SharedCluster),
-        "shared::cta" => Some(Space::SharedCta),
-        _ => None,
-    });
+    let spaces = i.spaces();
     let [to, from] = spaces[..] else { return i.error("needs a destination and a source space") };
     let reduce = if reducing {
         i.ignore(&["noftz"]);
         let op = operator(i);
         let ty = i.ty()?;
         match (op, reduce_type(ty)) {
-            (Some(op), Some((ty, n))) => Some((op, ty, n)),
+            (Some(op), Some((ty, _))) => Some((op, ty)),
             _ => return i.error("needs a reduction and its type"),
         }
     } else {
@@ -207,18 +174,10 @@ pub fn bulk(i: &mut Ins<'_>) -> Result<Op> {
     Ok(Op::Bulk(Bulk::Copy(BulkCopy { to, from, size, completion, multicast, reduce, bytes })))
 }
 
-/// `st.async`
-///
-/// # Errors
-/// What is not known about it.
 pub fn st_async(i: &mut Ins<'_>) -> Result<Op> {
     async_store(i, false)
 }
 
-/// `red.async`
-///
-/// # Errors
-/// What is not known about it.
 pub fn red_async(i: &mut Ins<'_>) -> Result<Op> {
     async_store(i, true)
 }
@@ -231,7 +190,7 @@ fn async_store(i: &mut Ins<'_>, reducing: bool) -> Result<Op> {
     i.finish()?;
     let reduce = match (reducing, op, reduce_type(ty)) {
         (false, None, _) => None,
-        (true, Some(op), Some((ty, n))) => Some((op, ty, n)),
+        (true, Some(op), Some((ty, _))) => Some((op, ty)),
         _ => return i.error("needs a reduction and its type"),
     };
     let to = i.addr(0, Space::SharedCluster)?;
@@ -239,10 +198,6 @@ fn async_store(i: &mut Ins<'_>, reducing: bool) -> Result<Op> {
     Ok(Op::Bulk(Bulk::Store { to, ty, s: i.srcs(1, ty)?, barrier, reduce }))
 }
 
-/// `st.bulk`
-///
-/// # Errors
-/// What is not known about it.
 pub fn st_bulk(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["bulk", "weak"]);
     let space = i.space();
@@ -254,9 +209,6 @@ pub fn st_bulk(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// `clusterlaunchcontrol.try_cancel`
-///
-/// # Errors
-/// What is not known about it.
 pub fn try_cancel(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"]);
     let all = i.has("multicast::cluster::all");

@@ -1,22 +1,11 @@
 //! Fences and barriers of threads. PTX ISA 9.7.13.1 (`bar`), 9.7.13.2 (`barrier.cluster`), 9.7.13.5 (`fence`).
 
-use super::operand::Scope;
-use super::{Ins, Op, Result};
-use crate::program::{Dst, Src};
-use dualgemm_ptx::Type;
+use super::*;
 
-/// A decoded fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fence {
     /// Orders memory accesses: `fence.acq_rel`, `fence.sc`, `membar`; `acquire` and `release` halves.
-    Memory {
-        /// Scope.
-        scope: Scope,
-        /// Acquires.
-        acquire: bool,
-        /// Releases.
-        release: bool,
-    },
+    Memory { scope: Scope, acquire: bool, release: bool },
     /// `fence.proxy.async`: generic writes to these memories become visible to the async proxy.
     Async(Memories),
     /// `fence.mbarrier_init`: initializations of mbarriers by this thread become visible to the cluster and the async proxy.
@@ -30,7 +19,6 @@ pub enum Fence {
 pub enum Memories {
     /// None is named: all.
     All,
-    /// `.global`
     Global,
     /// `.shared::cluster`
     Cluster,
@@ -41,24 +29,16 @@ pub enum Memories {
 /// What a CTA barrier does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `sync`
     Sync,
-    /// `arrive`
     Arrive,
-    /// `red.popc`
     Popc,
-    /// `red.and`
     And,
-    /// `red.or`
     Or,
 }
 
-/// A decoded barrier.
 #[derive(Debug, Clone)]
 pub enum Barrier {
-    /// `bar`, `barrier.cta`.
     Cta {
-        /// What it does.
         kind: Kind,
         /// Whether the warp executes it as one.
         aligned: bool,
@@ -69,7 +49,6 @@ pub enum Barrier {
         /// Result and predicate of `red`.
         vote: Option<(Dst, Src)>,
     },
-    /// `bar.warp.sync`
     Warp(Src),
     /// `barrier.cluster.arrive`; whether aligned, whether it releases.
     ClusterArrive(bool, bool),
@@ -77,20 +56,12 @@ pub enum Barrier {
     ClusterWait(bool),
 }
 
+/// `.gl` is what `membar` calls the GPU.
 fn scope(i: &mut Ins<'_>) -> Option<Scope> {
-    i.one_of(&[
-        ("cta", Scope::Cta),
-        ("cluster", Scope::Cluster),
-        ("gl", Scope::Gpu),
-        ("gpu", Scope::Gpu),
-        ("sys", Scope::Gpu),
-    ])
+    i.one_of(Scope::NAMES).or_else(|| i.has("gl").then_some(Scope::Gpu))
 }
 
 /// `fence`, `membar`
-///
-/// # Errors
-/// What is not known about it.
 pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
     let proxy = i.ast.modifiers.iter().any(|m| m.starts_with("proxy"));
     if proxy {
@@ -134,9 +105,6 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// `bar`, `barrier`
-///
-/// # Errors
-/// What is not known about it.
 pub fn barrier(i: &mut Ins<'_>) -> Result<Op> {
     let short = i.ast.root == "bar";
     if i.has("warp") {

@@ -1,11 +1,9 @@
 //! Floating-point arithmetic. PTX ISA 9.7.3 (f32, f64), 9.7.4 (f16, bf16), 9.7.5 (mixed precision).
 
-use super::{Ins, Op, Result};
-use crate::program::{Dst, Src};
+use super::*;
 use crate::semantics::approx::Function;
 use crate::semantics::float::arith::{MinMax, Mode};
 use crate::semantics::float::{BF16, F16, F32, F64, Format, Round};
-use dualgemm_ptx::Type;
 
 /// How values lie in a register.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,25 +19,15 @@ pub struct Shape {
 /// An operation that PTX defines to the last bit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Exact {
-    /// `add`
     Add,
-    /// `sub`
     Sub,
-    /// `mul`
     Mul,
-    /// `fma`, `mad`
     Fma,
-    /// `div.rnd`
     Div,
-    /// `rcp.rnd`
     Rcp,
-    /// `sqrt.rnd`
     Sqrt,
-    /// `neg`
     Neg,
-    /// `abs`
     Abs,
-    /// `copysign`
     CopySign,
     /// `min`, `max` of two or three
     MinMax(MinMax),
@@ -50,41 +38,27 @@ pub enum Exact {
 pub enum Approx {
     /// A function of one operand.
     Function(Function),
-    /// `div.approx`
     Div,
-    /// `div.full`
     DivFull,
 }
 
-/// Classes that `testp` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    /// `.finite`
-    Finite,
-    /// `.infinite`
-    Infinite,
-    /// `.number`
-    Number,
-    /// `.notanumber`
-    Nan,
-    /// `.normal`
-    Normal,
-    /// `.subnormal`
-    Subnormal,
+modifiers! {
+    /// Classes that `testp` asks for.
+    Class {
+        Finite "finite", Infinite "infinite", Number "number", Nan "notanumber", Normal "normal", Subnormal "subnormal",
+    }
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Float {
     /// Bit-exact, of up to three operands.
     Exact(Exact, Shape, Mode, Dst, Vec<Src>),
     /// Approximate; `true`: `.ftz`.
     Approx(Approx, Shape, bool, Dst, Vec<Src>),
-    /// `testp`
     Test(Class, Format, Dst, Src),
 }
 
-fn shape(ty: Type) -> Option<Shape> {
+pub fn shape(ty: Type) -> Option<Shape> {
     let (format, lanes) = match ty {
         Type::F16 => (F16, 1),
         Type::F16x2 => (F16, 2),
@@ -103,10 +77,6 @@ pub fn rounding(i: &mut Ins<'_>) -> Option<Round> {
     i.one_of(&[("rn", Round::NearestEven), ("rz", Round::Zero), ("rm", Round::Down), ("rp", Round::Up)])
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let root = i.ast.root.as_str();
     let round = rounding(i);
@@ -122,17 +92,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
         ftz: mode.ftz,
     };
     if root == "testp" {
-        let class = i.need(
-            "a class",
-            &[
-                ("finite", Class::Finite),
-                ("infinite", Class::Infinite),
-                ("number", Class::Number),
-                ("notanumber", Class::Nan),
-                ("normal", Class::Normal),
-                ("subnormal", Class::Subnormal),
-            ],
-        )?;
+        let class = i.need("a class", Class::NAMES)?;
         let ty = i.ty()?;
         let Some(s) = shape(ty) else { return i.error("needs .f32 or .f64") };
         i.finish()?;
@@ -174,19 +134,8 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     if let Some(op) = approximate {
         return Ok(Op::Float(Float::Approx(op, shape, mode.ftz, d, sources)));
     }
-    let exact = match root {
-        "add" => Exact::Add,
-        "sub" => Exact::Sub,
-        "mul" => Exact::Mul,
-        "fma" | "mad" => Exact::Fma,
-        "div" => Exact::Div,
-        "rcp" => Exact::Rcp,
-        "sqrt" => Exact::Sqrt,
-        "neg" => Exact::Neg,
-        "abs" => Exact::Abs,
-        "copysign" => Exact::CopySign,
-        "min" | "max" => Exact::MinMax(min_max),
-        _ => return i.error("this floating-point instruction is not executed"),
+    let Some(exact) = exact(root, min_max) else {
+        return i.error("this floating-point instruction is not executed");
     };
     let want = match exact {
         Exact::Fma => 3..=3,
@@ -198,4 +147,21 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
         return i.error(format!("has {} sources, needs {}", sources.len(), want.start()));
     }
     Ok(Op::Float(Float::Exact(exact, shape, mode, d, sources)))
+}
+
+fn exact(root: &str, min_max: MinMax) -> Option<Exact> {
+    Some(match root {
+        "add" => Exact::Add,
+        "sub" => Exact::Sub,
+        "mul" => Exact::Mul,
+        "fma" | "mad" => Exact::Fma,
+        "div" => Exact::Div,
+        "rcp" => Exact::Rcp,
+        "sqrt" => Exact::Sqrt,
+        "neg" => Exact::Neg,
+        "abs" => Exact::Abs,
+        "copysign" => Exact::CopySign,
+        "min" | "max" => Exact::MinMax(min_max),
+        _ => return None,
+    })
 }

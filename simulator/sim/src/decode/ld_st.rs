@@ -1,28 +1,21 @@
 //! Loads and stores. PTX ISA 9.7.9.8 (`ld`) to 9.7.9.12 (`st`), 9.7.14.5.15 (`ldmatrix`) and its kin.
 
-use super::operand::{Addr, Ordering};
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Reg, Src};
+use super::*;
 use crate::semantics::fragment::MatrixShape;
 use crate::semantics::narrow::Narrow;
-use dualgemm_ptx::Type;
 
 /// A decoded load or store.
 #[derive(Debug, Clone)]
 pub enum Memory {
     /// `ld`: one element per result, extended to the register as its type says.
     Load(Addr, Type, Vec<Dst>, Ordering),
-    /// `st`
     Store(Addr, Type, Vec<Src>, Ordering),
 }
 
 /// A decoded warp-wide matrix move.
 #[derive(Debug, Clone)]
 pub enum Matrix {
-    /// `ldmatrix`
     Load(Addr, Vec<Dst>, MatrixShape),
-    /// `stmatrix`
     Store(Addr, Vec<Src>, MatrixShape),
     /// `movmatrix.trans`, of 8 x 8 16-bit elements.
     Transpose(Dst, Src),
@@ -46,9 +39,6 @@ fn common(i: &mut Ins<'_>) -> Result<(Space, Type, usize, Ordering)> {
 }
 
 /// `ld`
-///
-/// # Errors
-/// What is not known about it.
 pub fn load(i: &mut Ins<'_>) -> Result<Op> {
     let (space, ty, n, ordering) = common(i)?;
     let d = i.dsts(0)?;
@@ -59,9 +49,6 @@ pub fn load(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// `st`
-///
-/// # Errors
-/// What is not known about it.
 pub fn store(i: &mut Ins<'_>) -> Result<Op> {
     let (space, ty, n, ordering) = common(i)?;
     let s = i.srcs(1, ty)?;
@@ -72,9 +59,6 @@ pub fn store(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// `ldmatrix`, `stmatrix`, `movmatrix`
-///
-/// # Errors
-/// What is not known about it.
 pub fn matrix(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned", "b16", "b8", "b8x16"]);
     let trans = i.has("trans");

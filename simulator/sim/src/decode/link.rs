@@ -21,9 +21,6 @@ use std::collections::{BTreeSet, HashMap};
 pub type Symbols = HashMap<Name, (Space, u64)>;
 
 /// Decodes a kernel of a module whose variables lie at `symbols`.
-///
-/// # Errors
-/// The first thing that cannot be decoded.
 pub fn kernel(
     module: &Module,
     entry: &Function,
@@ -118,11 +115,11 @@ fn reach<'m>(module: &'m Module, entry: &'m Function) -> Result<Vec<&'m Function
         let device = |c: &&Function| c.kind == FunctionKind::Device && c.body.is_some();
         for callee in module.functions().filter(device).filter(|c| called(&c.name)) {
             if path.contains(&callee.name) {
-                return Err(Error::Declaration {
-                    line: callee.line.0,
-                    name: callee.name.to_string(),
-                    reason: "it calls itself, directly or not: the simulator runs no recursion".into(),
-                });
+                return Err(Error::refused(
+                    callee.line.0,
+                    &callee.name,
+                    "it calls itself, directly or not: the simulator runs no recursion",
+                ));
             }
             if !out.iter().any(|o| o.name == callee.name) {
                 out.push(callee);
@@ -163,11 +160,7 @@ impl Linker {
     fn size(&self, v: &Variable) -> Result<u32> {
         match v.bytes() {
             Some(n) if n <= u64::from(u32::MAX) => Ok(n as u32),
-            _ => Err(Error::Declaration {
-                line: v.line.0,
-                name: v.name.to_string(),
-                reason: "its size is not known, or not below 4 GiB".into(),
-            }),
+            _ => Err(Error::refused(v.line.0, &v.name, "its size is not known, or not below 4 GiB")),
         }
     }
 
@@ -239,11 +232,11 @@ impl Linker {
         for (list, out) in [(&f.params, &mut callee.params), (&f.returns, &mut callee.returns)] {
             for v in list {
                 if v.space == VarSpace::Reg {
-                    return Err(Error::Declaration {
-                        line: v.line.0,
-                        name: v.name.to_string(),
-                        reason: "parameters in registers are not executed: use .param".into(),
-                    });
+                    return Err(Error::refused(
+                        v.line.0,
+                        &v.name,
+                        "parameters in registers are not executed: use .param",
+                    ));
                 }
                 out.push(self.func_param(v)?);
             }
@@ -342,11 +335,9 @@ impl Linker {
                 Ok(())
             }
             VarSpace::Param => self.func_param(v).map(|_| ()),
-            other => Err(Error::Declaration {
-                line: v.line.0,
-                name: v.name.to_string(),
-                reason: format!("a .{other} variable belongs at module scope"),
-            }),
+            other => {
+                Err(Error::refused(v.line.0, &v.name, format!("a .{other} variable belongs at module scope")))
+            }
         }
     }
 
@@ -408,11 +399,8 @@ fn count(body: &[Statement]) -> u32 {
 }
 
 /// The bytes a module variable starts with. `symbols` gives the addresses that initializers mention.
-///
-/// # Errors
-/// An initializer that does not fit its variable.
 pub fn initial_bytes(v: &Variable, symbols: &Symbols) -> Result<Vec<u8>> {
-    let error = |reason: String| Error::Declaration { line: v.line.0, name: v.name.to_string(), reason };
+    let error = |reason: String| Error::refused(v.line.0, &v.name, reason);
     let total = v.bytes().ok_or_else(|| error("its size is not known".into()))? as usize;
     let mut bytes = Vec::with_capacity(total);
     if let Some(init) = &v.init {

@@ -1,47 +1,29 @@
 //! `mbarrier`. PTX ISA 9.7.13.15.
 
-use super::operand::{Addr, Ordering, Scope};
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Src};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use super::*;
 
 /// An arrival.
 #[derive(Debug, Clone)]
 pub struct Arrive {
-    /// Which barrier.
     pub address: Addr,
     /// The state before it.
     pub state: Dst,
-    /// `arrive_drop`
     pub drop: bool,
     /// Announces this many bytes first.
     pub expect: Option<Src>,
-    /// Arrivals.
     pub count: Src,
-    /// Ordering.
     pub order: Ordering,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Mbar {
-    /// `init`
     Init(Addr, Src),
-    /// `inval`
     Inval(Addr),
-    /// `expect_tx`
     Expect(Addr, Src),
-    /// `complete_tx`
     Complete(Addr, Src),
-    /// `arrive`, `arrive_drop`
     Arrive(Arrive),
-    /// `test_wait`, `try_wait`
     Wait {
-        /// Result.
         d: Dst,
-        /// Which barrier.
         address: Addr,
         /// State or parity.
         phase: Src,
@@ -49,25 +31,19 @@ pub enum Mbar {
         parity: bool,
         /// `try_wait`: may block for a while.
         blocks: bool,
-        /// Ordering.
         order: Ordering,
     },
-    /// `pending_count`
     PendingCount(Dst, Src),
     /// `cp.async.mbarrier.arrive`; `true`: `.noinc`.
     CopyArrive(Addr, bool),
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["b64", "noComplete"]);
     let relaxed = i.ast.has("relaxed");
     let mut order = i.ordering();
     // PTX ISA 9.7.13.15.13 and 16: without a word the scope is that of the CTA.
-    let says = ["cta", "cluster", "gpu", "sys"].iter().any(|scope| i.ast.has(scope));
+    let says = Scope::NAMES.iter().any(|(scope, _)| i.ast.has(scope));
     order.scope = if says { order.scope } else { Scope::Cta };
     let space = match i.space() {
         Space::SharedCluster => Space::SharedCluster,

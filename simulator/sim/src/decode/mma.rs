@@ -1,22 +1,8 @@
 //! `mma.sync`. PTX ISA 9.7.14.
 
-use super::{Ins, Op, Result};
-use crate::program::{Reg, Src};
+use super::*;
 use crate::semantics::element::{Element, Scale};
 use crate::semantics::instr_desc::Accumulator;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
-
-/// The elements that are multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Floats of the tensor-core types.
-    Float(Accumulator),
-    /// Integers; `true`: `.satfinite`.
-    Int(bool),
-    /// f64
-    Double,
-}
 
 /// Block scales of A or of B.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,19 +20,16 @@ pub struct ScaleOperand {
 pub struct Mma {
     /// M, N, K.
     pub shape: [u32; 3],
-    /// Accumulation.
-    pub kind: Kind,
-    /// Types of A and B.
+    /// The type of C and D; `None`: f64.
+    pub sums: Option<Accumulator>,
+    /// `.satfinite` of integers.
+    pub saturate: bool,
     pub elements: [Element; 2],
     /// Bits an element takes in a register.
     pub container: u32,
-    /// Result.
     pub d: Vec<Reg>,
-    /// Operands.
     pub a: Vec<Reg>,
-    /// Operands.
     pub b: Vec<Reg>,
-    /// Addend.
     pub c: Vec<Src>,
     /// Scales: type, `scale_vec::NX`, of A and of B.
     pub scale: Option<(Scale, u32, [ScaleOperand; 2])>,
@@ -54,21 +37,28 @@ pub struct Mma {
 
 /// A tensor-core element type by its PTX name.
 pub fn element(name: &str) -> Option<Element> {
-    Some(match name {
-        "f16" => Element::F16,
-        "bf16" => Element::Bf16,
-        "tf32" => Element::Tf32,
-        "e4m3" => Element::E4m3,
-        "e5m2" => Element::E5m2,
-        "e2m3" => Element::E2m3,
-        "e3m2" => Element::E3m2,
-        "e2m1" => Element::E2m1,
-        "s8" => Element::S8,
-        "u8" => Element::U8,
-        "s4" => Element::S4,
-        "u4" => Element::U4,
-        _ => return None,
-    })
+    Element::NAMES.iter().find(|(text, _)| *text == name).map(|(_, element)| *element)
+}
+
+/// The types among the modifiers of a product, in order; they count as understood.
+pub(super) fn types<'a>(i: &mut Ins<'a>) -> Vec<&'a str> {
+    let known = |m: &str| element(m).is_some() || matches!(m, "f32" | "f64" | "s32");
+    i.ignore_if(known);
+    i.ast.modifiers.iter().map(|m| m.as_str()).filter(|m| known(m)).collect()
+}
+
+/// How products of these types of D, A and B are summed.
+pub(super) fn sums(i: &Ins<'_>, [d, a, b]: [&str; 3]) -> Result<(Accumulator, [Element; 2])> {
+    let sums = match d {
+        "f32" => Some(Accumulator::F32),
+        "f16" => Some(Accumulator::F16),
+        "s32" => Some(Accumulator::S32),
+        _ => None,
+    };
+    match (sums, element(a), element(b)) {
+        (Some(sums), Some(a), Some(b)) => Ok((sums, [a, b])),
+        _ => i.error(format!("no product of .{a} and .{b} into .{d}")),
+    }
 }
 
 fn shape(name: &str) -> Option<[u32; 3]> {
@@ -78,9 +68,6 @@ fn shape(name: &str) -> Option<[u32; 3]> {
 }
 
 /// The shape among the modifiers, e.g. `m16n8k16`.
-///
-/// # Errors
-/// There is none.
 pub fn shape_of(i: &mut Ins<'_>) -> Result<[u32; 3]> {
     match i.parse_all(shape)[..] {
         [s] => Ok(s),
@@ -89,9 +76,6 @@ pub fn shape_of(i: &mut Ins<'_>) -> Result<[u32; 3]> {
 }
 
 /// Decodes an `mma.sync`.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned", "row", "col"]);
     if i.ast.modifiers.iter().filter(|m| *m == "row" || *m == "col").map(|m| m.as_str()).collect::<Vec<_>>()
@@ -99,47 +83,35 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     {
         return i.error("only A by rows and B by columns (.row.col) is executed");
     }
-    let sat = i.has("satfinite");
+    let saturate = i.has("satfinite");
     let shape = shape_of(i)?;
     let block = i.has("block_scale");
     let vec = i.one_of(&[("scale_vec::1X", 1), ("scale_vec::2X", 2), ("scale_vec::4X", 4)]);
     let kind =
         i.one_of(&[("kind::f8f6f4", 1), ("kind::mxf8f6f4", 1), ("kind::mxf4", 2), ("kind::mxf4nvf4", 2)]);
-    let scale = i.one_of(&[("ue8m0", Scale::Ue8m0), ("ue4m3", Scale::Ue4m3)]);
-    let names: Vec<&str> = i.ast.modifiers.iter().map(|m| m.as_str()).collect();
-    let types: Vec<&str> =
-        names.into_iter().filter(|m| element(m).is_some() || matches!(*m, "f32" | "f64" | "s32")).collect();
-    i.ignore_if(|m| element(m).is_some() || matches!(m, "f32" | "f64" | "s32"));
+    let scale = i.one_of(Scale::NAMES);
+    let types = types(i);
     i.finish()?;
     let [d, a, b, c] = types[..] else { return i.error("needs the types of D, A, B and C") };
     if d != c {
         return i.error("D and C have the same type");
     }
-    let (mma_kind, elements) = match (d, element(a), element(b)) {
-        ("f64", ..) => (Kind::Double, [Element::F16; 2]),
-        ("s32", Some(a), Some(b)) => (Kind::Int(sat), [a, b]),
-        ("f32", Some(a), Some(b)) => (Kind::Float(Accumulator::F32), [a, b]),
-        ("f16", Some(a), Some(b)) => (Kind::Float(Accumulator::F16), [a, b]),
-        _ => return i.error(format!("no product of .{a} and .{b} into .{d}")),
+    let (sums, elements) = match d {
+        "f64" => (None, [Element::F16; 2]),
+        _ => sums(i, [d, a, b]).map(|(sums, elements)| (Some(sums), elements))?,
     };
     // kind::f8f6f4 holds every element in a byte.
-    let container = match (kind, mma_kind) {
+    let container = match (kind, sums) {
         (Some(1), _) => 8,
-        (_, Kind::Double) => 64,
+        (_, None) => 64,
         _ => elements[0].bits(),
     };
-    let regs = |i: &Ins<'_>, at: usize| i.regs(at);
-    let (rd, ra, rb) = (regs(i, 0)?, regs(i, 1)?, regs(i, 2)?);
-    let c_type = if d == "f64" { Type::F64 } else { Type::F32 };
-    let rc = i.srcs(3, c_type)?;
+    let (rd, ra, rb) = (i.regs(0)?, i.regs(1)?, i.regs(2)?);
+    let rc = i.srcs(3, if sums.is_none() { Type::F64 } else { Type::F32 })?;
     let [m, n, k] = shape;
-    let wide = if d == "f64" { 64 } else { 32 };
+    let wide = if sums.is_none() { 64 } else { 32 };
     let per = |count: u32, bits: u32| (count / 32 * bits / wide).max(1) as usize;
-    let d_bits = match d {
-        "f16" => 16,
-        "f64" => 64,
-        _ => 32,
-    };
+    let d_bits = sums.map_or(64, Accumulator::bits);
     let want = [per(m * n, d_bits), per(m * k, container), per(n * k, container), per(m * n, d_bits)];
     let found = [rd.len(), ra.len(), rb.len(), rc.len()];
     if n != 8 || !matches!(m, 8 | 16) || want != found {
@@ -165,5 +137,5 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
         (false, None) => None,
         _ => return i.error("block_scale and a scale type go together"),
     };
-    Ok(Op::Mma(Mma { shape, kind: mma_kind, elements, container, d: rd, a: ra, b: rb, c: rc, scale }))
+    Ok(Op::Mma(Mma { shape, sums, saturate, elements, container, d: rd, a: ra, b: rb, c: rc, scale }))
 }

@@ -23,55 +23,39 @@ pub mod vote;
 pub mod wgmma;
 pub mod wmma;
 
+// What most families work with; they import it from here.
 use crate::error::Error;
+use crate::memory::Space;
+use crate::names::modifiers;
+use crate::program::{Dst, Reg, Src};
 use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Instruction;
-use operand::Names;
+use dualgemm_ptx::ast::{Instruction, Operand};
+use operand::{Addr, Names, Ordering, Scope, untyped};
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Op {
     /// Nothing to simulate: hints, prefetches, `nanosleep`.
     Nop,
-    /// `bra`
     Branch(u32),
-    /// `brx.idx`, `call`, `ret`, `exit`, `trap`
     Control(control::Control),
-    /// Integer, logic, comparison, selection.
     Arith(arith::Arith),
-    /// Floating point.
     Float(float::Float),
-    /// `cvt`, `cvta`, `mov`
     Convert(convert::Convert),
-    /// `ld`, `st`
     Memory(ld_st::Memory),
-    /// `ldmatrix`, `stmatrix`, `movmatrix`
     Matrix(ld_st::Matrix),
-    /// `atom`, `red`
     Atomic(atomic::Atomic),
-    /// `fence`, `membar`
     Fence(fence::Fence),
-    /// `bar`, `barrier`
     Barrier(fence::Barrier),
-    /// `shfl`, `vote`, `match`, `redux`, `elect`, `activemask`
     Vote(vote::Vote),
-    /// `mbarrier`
     Mbarrier(mbarrier::Mbar),
-    /// `cp.async`
     CpAsync(copy::CpAsync),
     /// `cp.async.bulk` without tensor, `st.async`, `red.async`
     Bulk(copy::Bulk),
-    /// `cp.async.bulk.tensor`
     Tensor(tma::Tensor),
-    /// `tensormap`
     TensorMap(tensor_map::TensorMapOp),
-    /// `mma.sync`
     Mma(mma::Mma),
-    /// `wmma`
     Wmma(wmma::Wmma),
-    /// `wgmma`
     Wgmma(wgmma::Wgmma),
-    /// `tcgen05`
     Tcgen05(tcgen05::Tcgen05),
 }
 
@@ -84,29 +68,20 @@ impl Op {
 
 /// An instruction being decoded: hands out modifiers and operands, and knows which are left.
 pub struct Ins<'a> {
-    /// The instruction.
     pub ast: &'a Instruction,
-    /// Names in scope.
     pub names: &'a Names,
     mods: Vec<(&'a str, bool)>,
 }
 
-/// Result of decoding.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl<'a> Ins<'a> {
-    /// Starts decoding.
     pub fn new(ast: &'a Instruction, names: &'a Names) -> Ins<'a> {
         Ins { ast, names, mods: ast.modifiers.iter().map(|m| (m.as_str(), false)).collect() }
     }
 
-    /// An error about this instruction.
     pub fn error<T>(&self, reason: impl Into<String>) -> Result<T> {
-        Err(Error::Instruction {
-            line: self.ast.line.0,
-            instruction: self.ast.opcode(),
-            reason: reason.into(),
-        })
+        Err(Error::refused(self.ast.line.0, self.ast.opcode(), reason))
     }
 
     /// Whether modifier `name` is present; it counts as understood then.
@@ -185,16 +160,11 @@ impl<'a> Ins<'a> {
         self.error(format!("the simulator does not know {} of this instruction", left.join(" ")))
     }
 
-    /// Number of operands.
     pub fn count(&self) -> usize {
         self.ast.operands.len()
     }
 }
 
-/// Decodes one instruction.
-///
-/// # Errors
-/// What is not known about it.
 pub fn instruction(ast: &Instruction, names: &Names) -> Result<Op> {
     let mut ins = Ins::new(ast, names);
     let i = &mut ins;

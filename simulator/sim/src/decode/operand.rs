@@ -1,19 +1,16 @@
 //! Operands: names to registers, symbols to addresses, numbers to bits.
 
-use super::{Ins, Result};
+use super::*;
 use crate::error::Error;
-use crate::memory::Space;
-use crate::program::{Dst, Reg, Special, Src};
-use dualgemm_ptx::ast::{AddressBase, Immediate, Operand};
-use dualgemm_ptx::{Name, Type};
+use crate::machine::ids::SPECIALS;
+use dualgemm_ptx::Name;
+use dualgemm_ptx::ast::{AddressBase, Immediate};
 use std::collections::HashMap;
 
 /// What a name stands for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Symbol {
-    /// A register.
     Reg(Reg),
-    /// A label: its instruction.
     Label(u32),
     /// A shared variable: its offset in the address space.
     Shared(u32),
@@ -60,60 +57,36 @@ impl Names {
     }
 }
 
-/// A memory operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addr {
-    /// Register, symbol or number.
     pub base: Src,
     /// Bytes added.
     pub offset: i64,
-    /// Where it points.
     pub space: Space,
 }
 
-fn special(name: &str) -> Option<Special> {
+/// A special register; `%envreg` and `%pm` have numbers, and every `.w` is zero.
+fn special(name: &str) -> Option<Src> {
     let (base, component) = match name.rsplit_once('.') {
         Some((base, "x")) => (base, 0),
         Some((base, "y")) => (base, 1),
         Some((base, "z")) => (base, 2),
-        Some((_, "w")) => return Some(Special::Zero),
+        Some((_, "w")) => ("%current_graph_exec", 0),
         _ => (name, 0),
     };
-    Some(match base {
-        "%tid" => Special::Tid(component),
-        "%ntid" => Special::Ntid(component),
-        "%ctaid" => Special::Ctaid(component),
-        "%nctaid" => Special::Nctaid(component),
-        "%clusterid" => Special::Clusterid(component),
-        "%nclusterid" => Special::Nclusterid(component),
-        "%cluster_ctaid" => Special::ClusterCtaid(component),
-        "%cluster_nctaid" => Special::ClusterNctaid(component),
-        "%cluster_ctarank" => Special::ClusterCtarank,
-        "%cluster_nctarank" => Special::ClusterNctarank,
-        "%is_explicit_cluster" => Special::IsExplicitCluster,
-        "%laneid" => Special::Laneid,
-        "%warpid" => Special::Warpid,
-        "%nwarpid" => Special::Nwarpid,
-        "%smid" => Special::Smid,
-        "%nsmid" => Special::Nsmid,
-        "%gridid" => Special::Gridid,
-        "%lanemask_eq" => Special::LanemaskEq,
-        "%lanemask_le" => Special::LanemaskLe,
-        "%lanemask_lt" => Special::LanemaskLt,
-        "%lanemask_ge" => Special::LanemaskGe,
-        "%lanemask_gt" => Special::LanemaskGt,
-        "%clock" => Special::Clock,
-        "%clock_hi" => Special::ClockHi,
-        "%clock64" => Special::Clock64,
-        "%globaltimer" => Special::Globaltimer,
-        "%globaltimer_lo" => Special::GlobaltimerLo,
-        "%globaltimer_hi" => Special::GlobaltimerHi,
-        "%dynamic_smem_size" => Special::DynamicSmemSize,
-        "%total_smem_size" | "%aggr_smem_size" => Special::TotalSmemSize,
-        "%current_graph_exec" => Special::Zero,
-        _ if base.starts_with("%envreg") || base.starts_with("%pm") => Special::Zero,
-        _ => return None,
-    })
+    let numbered = ["%envreg", "%pm"].into_iter().find(|prefix| base.starts_with(prefix));
+    let row = SPECIALS.iter().position(|(name, _)| *name == numbered.unwrap_or(base))?;
+    Some(Src::Special(row as u8, component))
+}
+
+/// The untyped type of a width.
+pub fn untyped(bits: u32) -> Type {
+    match bits {
+        8 => Type::B8,
+        16 => Type::B16,
+        32 => Type::B32,
+        _ => Type::B64,
+    }
 }
 
 /// The bits of a number as a value of `ty`.
@@ -135,7 +108,6 @@ impl Ins<'_> {
         Err(Error::Undeclared { line: self.ast.line.0, name: name.into() })
     }
 
-    /// Operand `i`.
     pub fn operand(&self, i: usize) -> Result<&Operand> {
         match self.ast.operands.get(i) {
             Some(operand) => Ok(operand),
@@ -152,14 +124,13 @@ impl Ins<'_> {
             Some(Symbol::Function { address, .. }) => Ok(Src::Imm(*address)),
             Some(_) => self.error(format!("`{name}` is not a value that a register can hold here")),
             None => match special(name) {
-                Some(s) => Ok(Src::Special(s)),
+                Some(s) => Ok(s),
                 None if &**name == "WARP_SZ" => Ok(Src::Imm(immediate(Immediate::Int(32), ty))),
                 None => self.undeclared(name),
             },
         }
     }
 
-    /// An operand as a value of `ty`.
     pub fn value(&self, operand: &Operand, ty: Type) -> Result<Src> {
         match operand {
             Operand::Ident(name) => self.named(name, 0, ty),
@@ -301,6 +272,16 @@ impl Ins<'_> {
         .unwrap_or(Space::Generic)
     }
 
+    /// The spaces of a copy, in order: the destination's, then the source's.
+    pub fn spaces(&mut self) -> Vec<Space> {
+        self.parse_all(|m| match m {
+            "global" => Some(Space::Global),
+            "shared::cluster" => Some(Space::SharedCluster),
+            "shared::cta" => Some(Space::SharedCta),
+            _ => None,
+        })
+    }
+
     /// Marks cache and eviction hints as understood.
     pub fn cache_hints(&mut self) {
         self.ignore(&["ca", "cg", "cs", "cv", "wb", "wt", "lu", "nc", "unified"]);
@@ -316,26 +297,15 @@ impl Ins<'_> {
         let acquire = self.has("acquire") | acq_rel;
         let release = self.has("release") | acq_rel;
         let weak = self.has("weak");
-        let scope = self.one_of(&[
-            ("cta", Scope::Cta),
-            ("cluster", Scope::Cluster),
-            ("gpu", Scope::Gpu),
-            ("sys", Scope::Gpu),
-        ]);
+        let scope = self.one_of(Scope::NAMES);
         let strong = !weak && (volatile || relaxed || acquire || release || mmio);
         Ordering { strong, acquire, release, scope: scope.unwrap_or(Scope::Gpu) }
     }
 }
 
-/// How far synchronization reaches. System scope is as GPU scope here: there is one device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Scope {
-    /// `.cta`
-    Cta,
-    /// `.cluster`
-    Cluster,
-    /// `.gpu` and `.sys`
-    Gpu,
+modifiers! {
+    /// How far synchronization reaches. System scope is as GPU scope here: there is one device.
+    Scope { Cta "cta", Cluster "cluster", Gpu "gpu" | "sys" }
 }
 
 /// Ordering of a memory access.
@@ -343,11 +313,8 @@ pub enum Scope {
 pub struct Ordering {
     /// Takes part in synchronization.
     pub strong: bool,
-    /// `.acquire`
     pub acquire: bool,
-    /// `.release`
     pub release: bool,
-    /// Scope.
     pub scope: Scope,
 }
 

@@ -1,21 +1,14 @@
 //! `tcgen05`. PTX ISA 9.7.16.
 
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Reg, Src};
+use super::*;
 use crate::semantics::instr_desc::Kind;
 use crate::semantics::narrow::Narrow;
 use crate::semantics::tcgen05::{AccessShape, CopyShape};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 /// Where A of a product comes from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum A {
-    /// A shared-memory descriptor.
     Descriptor(Src),
-    /// A tensor-memory address.
     Tmem(Addr),
 }
 
@@ -24,15 +17,11 @@ pub enum A {
 pub struct Multiply {
     /// `.cta_group::N`
     pub group: u32,
-    /// `.kind::*`
     pub kind: Kind,
     /// Accumulator address.
     pub d: Addr,
-    /// A.
     pub a: A,
-    /// Descriptor of B.
     pub b: Src,
-    /// Instruction descriptor.
     pub idesc: Src,
     /// Addresses of the scales of A and B, and scales in a row of 32 bits (`scale_vec::NX`).
     pub scales: Option<(Addr, Addr, u32)>,
@@ -47,44 +36,31 @@ pub struct Multiply {
 /// A decoded load from or store to tensor memory.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// Shape.
     pub shape: AccessShape,
-    /// Registers.
     pub regs: Vec<Reg>,
-    /// Address.
     pub address: Addr,
     /// Two 16-bit values to a register.
     pub packed: bool,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Tcgen05 {
     /// `alloc`: where the address goes, how many columns.
     Alloc(u32, Addr, Src),
-    /// `dealloc`
     Dealloc(u32, Src, Src),
-    /// `relinquish_alloc_permit`
     Relinquish(u32),
-    /// `ld`
     Load(Access),
-    /// `st`
     Store(Access),
-    /// `wait::ld`
     WaitLoad,
-    /// `wait::st`
     WaitStore,
     /// `cp`: shared memory to tensor memory, with the source format of elements that are widened to bytes.
     Copy(u32, CopyShape, Option<Narrow>, Addr, Src),
     /// `shift`: rows of tensor memory move down by one.
     Shift(u32, Addr),
-    /// `mma`
     Multiply(Box<Multiply>),
     /// `commit`: barrier, CTAs.
     Commit(u32, Addr, Option<Src>),
-    /// `fence::before_thread_sync`
     FenceBefore,
-    /// `fence::after_thread_sync`
     FenceAfter,
 }
 
@@ -97,10 +73,6 @@ fn group(i: &mut Ins<'_>) -> Result<u32> {
     i.need("a CTA group", &[("cta_group::1", 1), ("cta_group::2", 2)])
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned"]);
     let op = match i.ast.modifiers.first().map_or("", |m| m.as_str()) {
@@ -134,28 +106,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
             i.ignore(&["wait::st"]);
             Tcgen05::WaitStore
         }
-        "cp" => {
-            i.ignore(&["cp"]);
-            let warps = i.one_of(&[("warpx2::02_13", 0), ("warpx2::01_23", 1), ("warpx4", 2)]);
-            let shape = i.need(
-                "a shape",
-                &[("128x256b", 0), ("4x256b", 1), ("128x128b", 2), ("64x128b", 3), ("32x128b", 4)],
-            )?;
-            let shape = match (shape, warps) {
-                (0, None) => CopyShape::S128x256b,
-                (1, None) => CopyShape::S4x256b,
-                (2, None) => CopyShape::S128x128b,
-                (3, Some(0)) => CopyShape::S64x128bWarps02And13,
-                (3, Some(1)) => CopyShape::S64x128bWarps01And23,
-                (4, Some(2)) => CopyShape::S32x128bWarpx4,
-                _ => return i.error("this shape and warp multicast do not go together"),
-            };
-            let narrow = i.one_of(&[("b4x16_p64", Narrow::B4), ("b6x16_p32", Narrow::B6)]);
-            if narrow.is_some() != i.has("b8x16") {
-                return i.error("a source format and .b8x16 go together");
-            }
-            Tcgen05::Copy(group(i)?, shape, narrow, tmem(i, 0)?, i.src(1, Type::B64)?)
-        }
+        "cp" => copy(i)?,
         "shift" => {
             i.ignore(&["shift", "down"]);
             Tcgen05::Shift(group(i)?, tmem(i, 0)?)
@@ -183,6 +134,29 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     };
     i.finish()?;
     Ok(Op::Tcgen05(op))
+}
+
+fn copy(i: &mut Ins<'_>) -> Result<Tcgen05> {
+    i.ignore(&["cp"]);
+    let warps = i.one_of(&[("warpx2::02_13", 0), ("warpx2::01_23", 1), ("warpx4", 2)]);
+    let shape = i.need(
+        "a shape",
+        &[("128x256b", 0), ("4x256b", 1), ("128x128b", 2), ("64x128b", 3), ("32x128b", 4)],
+    )?;
+    let shape = match (shape, warps) {
+        (0, None) => CopyShape::S128x256b,
+        (1, None) => CopyShape::S4x256b,
+        (2, None) => CopyShape::S128x128b,
+        (3, Some(0)) => CopyShape::S64x128bWarps02And13,
+        (3, Some(1)) => CopyShape::S64x128bWarps01And23,
+        (4, Some(2)) => CopyShape::S32x128bWarpx4,
+        _ => return i.error("this shape and warp multicast do not go together"),
+    };
+    let narrow = i.one_of(&[("b4x16_p64", Narrow::B4), ("b6x16_p32", Narrow::B6)]);
+    if narrow.is_some() != i.has("b8x16") {
+        return i.error("a source format and .b8x16 go together");
+    }
+    Ok(Tcgen05::Copy(group(i)?, shape, narrow, tmem(i, 0)?, i.src(1, Type::B64)?))
 }
 
 fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Result<Access> {
@@ -218,18 +192,7 @@ fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Result<Ac
 fn multiply(i: &mut Ins<'_>) -> Result<Multiply> {
     i.ignore(&["mma"]);
     let group = group(i)?;
-    let kind = i.need(
-        "a kind",
-        &[
-            ("kind::f16", Kind::F16),
-            ("kind::tf32", Kind::Tf32),
-            ("kind::f8f6f4", Kind::F8f6f4),
-            ("kind::i8", Kind::I8),
-            ("kind::mxf8f6f4", Kind::Mxf8f6f4),
-            ("kind::mxf4", Kind::Mxf4),
-            ("kind::mxf4nvf4", Kind::Mxf4nvf4),
-        ],
-    )?;
+    let kind = i.need("a kind", Kind::NAMES)?;
     let scaled = i.has("block_scale");
     // Whether a buffer keeps A changes no value.
     i.ignore_if(|m| m.starts_with("collector::"));

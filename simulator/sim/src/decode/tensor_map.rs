@@ -1,49 +1,27 @@
 //! Tensor maps that a kernel edits: `tensormap.replace` (PTX ISA 9.7.9.28) and `tensormap.cp_fenceproxy`
 //! (9.7.13.16).
 
-use super::operand::{Addr, Scope};
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::Src;
+use super::*;
 use crate::tensor_map::Field;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
-/// A decoded operation on a tensor map.
 #[derive(Debug, Clone)]
 pub enum TensorMapOp {
-    /// `tensormap.replace`
     Replace {
-        /// Address of the map.
         map: Addr,
-        /// What is replaced.
         field: Field,
         /// Dimension, for the fields that have one value per dimension.
         dimension: usize,
-        /// The new value.
         value: Src,
     },
     /// `tensormap.cp_fenceproxy`: a copy of the map from shared to global memory, and a release.
-    Copy {
-        /// Destination.
-        to: Addr,
-        /// Source.
-        from: Addr,
-        /// Scope of the release.
-        scope: Scope,
-    },
+    Copy { to: Addr, from: Addr, scope: Scope },
 }
 
 /// Decodes `tensormap.replace` and `tensormap.cp_fenceproxy`.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     if i.has("cp_fenceproxy") {
         i.ignore(&["global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"]);
-        let scopes =
-            [("cta", Scope::Cta), ("cluster", Scope::Cluster), ("gpu", Scope::Gpu), ("sys", Scope::Gpu)];
-        let scope = i.need("a scope", &scopes)?;
+        let scope = i.need("a scope", Scope::NAMES)?;
         i.finish()?;
         if i.src(2, Type::U32)? != Src::Imm(128) {
             return i.error("a tensor map has 128 bytes");

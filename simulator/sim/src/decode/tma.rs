@@ -1,18 +1,12 @@
 //! Copies through a tensor map. PTX ISA 9.7.9.27.
 
-use super::atomic::{operator, reduce_type};
-use super::copy::Reduce;
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::Src;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use super::atomic::operator;
+use super::*;
+use crate::semantics::reduce::Reduction;
 
 /// What a copy moves.
 #[derive(Debug, Clone)]
 pub enum Mode {
-    /// A box.
     Tile,
     /// Four rows of a matrix.
     Rows,
@@ -25,40 +19,32 @@ pub enum Mode {
 pub enum Tensor {
     /// Global to shared memory.
     Load {
-        /// Destination.
         to: Addr,
         /// Generic address of the map.
         map: Addr,
-        /// What is moved.
         mode: Mode,
         /// Coordinates, innermost first.
         coordinates: Vec<Src>,
         /// Barrier that counts the bytes.
         barrier: Addr,
-        /// CTAs that receive the box.
         multicast: Option<Src>,
         /// `.cta_group::2`: the barrier may be the other one's of the pair.
         pair: bool,
     },
     /// Shared to global memory.
     Store {
-        /// Source.
         from: Addr,
         /// Generic address of the map.
         map: Addr,
-        /// What is moved.
         mode: Mode,
         /// Coordinates, innermost first.
         coordinates: Vec<Src>,
-        /// Reduction.
-        reduce: Option<Reduce>,
+        /// On elements of the type that the map has.
+        reduce: Option<Reduction>,
     },
 }
 
 /// Decodes a tensor copy or prefetch.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     if i.has("prefetch") {
         return Ok(Op::Nop);
@@ -74,12 +60,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["cta_group::1"]);
     let load = i.has("mbarrier::complete_tx::bytes");
     let store = i.has("bulk_group");
-    let spaces = i.parse_all(|m| match m {
-        "global" => Some(Space::Global),
-        "shared::cluster" => Some(Space::SharedCluster),
-        "shared::cta" => Some(Space::SharedCta),
-        _ => None,
-    });
+    let spaces = i.spaces();
     // The map has its element type; a reduction names only its operator, with the type in the map.
     let reduce = if reducing { operator(i) } else { None };
     i.finish()?;
@@ -117,12 +98,9 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
         }
         (false, true, Some(Space::Global)) => {
             let (map, c) = coordinates(i, 0)?;
-            // The element type is known when the map is read; U32 stands in until then.
-            let reduce = match reduce {
-                Some(op) => reduce_type(Type::U32).map(|(ty, n)| (op, ty, n)),
-                None if reducing => return i.error("needs a reduction"),
-                None => None,
-            };
+            if reducing && reduce.is_none() {
+                return i.error("needs a reduction");
+            }
             let from = i.addr(1, Space::SharedCta)?;
             let mode = if rows { Mode::Rows } else { Mode::Tile };
             Ok(Op::Tensor(Tensor::Store { from, map, mode, coordinates: c, reduce }))

@@ -1,58 +1,32 @@
 //! Data exchange within a warp. PTX ISA 9.7.9.6 (`shfl.sync`), 9.7.13.6 (`vote`), 9.7.13.8 (`match`),
 //! 9.7.13.10 (`redux`), 9.7.13.11 (`elect`).
 
-use super::{Ins, Op, Result};
-use crate::program::{Dst, Src};
+use super::*;
 use crate::semantics::float::arith::MinMax;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
-/// Where `shfl` reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shuffle {
-    /// `.up`
-    Up,
-    /// `.down`
-    Down,
-    /// `.bfly`
-    Butterfly,
-    /// `.idx`
-    Index,
+modifiers! {
+    /// Where `shfl` reads.
+    Shuffle { Up "up", Down "down", Butterfly "bfly", Index "idx" }
 }
 
-/// What `vote` asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ballot {
-    /// `.all`
-    All,
-    /// `.any`
-    Any,
-    /// `.uni`
-    Uniform,
-    /// `.ballot`
-    Ballot,
+modifiers! {
+    /// What `vote` asks.
+    Ballot { All "all", Any "any", Uniform "uni", Mask "ballot" }
 }
 
 /// What `redux` computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Redux {
-    /// `.add`
     Add,
     /// `.min`; signed or not
     Min(bool),
-    /// `.max`
     Max(bool),
-    /// `.and`
     And,
-    /// `.or`
     Or,
-    /// `.xor`
     Xor,
-    /// `.min.f32`, `.max.f32`
     Float(MinMax),
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Vote {
     /// `shfl.sync d|p, a, b, c, mask`
@@ -65,7 +39,6 @@ pub enum Vote {
     Redux(Redux, Dst, Src, Src),
     /// `elect.sync d|p, mask`
     Elect(Dst, Dst, Src),
-    /// `activemask`
     Active(Dst),
 }
 
@@ -76,10 +49,6 @@ fn pair(i: &Ins<'_>) -> Result<(Dst, Dst)> {
     }
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let sync = i.has("sync");
     let root = i.ast.root.as_str();
@@ -88,30 +57,14 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     }
     let op = match root {
         "shfl" => {
-            let mode = i.need(
-                "a mode",
-                &[
-                    ("up", Shuffle::Up),
-                    ("down", Shuffle::Down),
-                    ("bfly", Shuffle::Butterfly),
-                    ("idx", Shuffle::Index),
-                ],
-            )?;
+            let mode = i.need("a mode", Shuffle::NAMES)?;
             i.ignore(&["b32"]);
             let (d, p) = pair(i)?;
             let s = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?, i.src(4, Type::B32)?];
             Vote::Shuffle(mode, d, p, s)
         }
         "vote" => {
-            let mode = i.need(
-                "a mode",
-                &[
-                    ("all", Ballot::All),
-                    ("any", Ballot::Any),
-                    ("uni", Ballot::Uniform),
-                    ("ballot", Ballot::Ballot),
-                ],
-            )?;
+            let mode = i.need("a mode", Ballot::NAMES)?;
             i.ignore(&["pred", "b32"]);
             Vote::Ballot(mode, i.dst(0)?, i.predicate(1)?, i.src(2, Type::B32)?)
         }

@@ -1,18 +1,14 @@
 //! `wgmma`. PTX ISA 9.7.15.
 
-use super::mma::{element, shape_of};
-use super::{Ins, Op, Result};
-use crate::program::{Reg, Src};
+use super::mma::{shape_of, sums, types};
+use super::*;
 use crate::semantics::element::Element;
 use crate::semantics::instr_desc::Accumulator;
 use crate::semantics::smem_desc::Major;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 /// Where A comes from.
 #[derive(Debug, Clone)]
 pub enum A {
-    /// Shared memory.
     Descriptor(Src, Major),
     /// Four registers.
     Registers(Vec<Reg>),
@@ -25,17 +21,14 @@ pub struct Multiply {
     pub n: u32,
     /// Depth.
     pub k: u32,
-    /// Accumulation; `None`: s32.
-    pub accumulator: Option<Accumulator>,
-    /// Types of A and B.
+    /// The type of D.
+    pub sums: Accumulator,
     pub elements: [Element; 2],
     /// `.satfinite` of integers.
     pub saturate: bool,
     /// Accumulator registers.
     pub d: Vec<Reg>,
-    /// A.
     pub a: A,
-    /// Descriptor of B.
     pub b: Src,
     /// Which dimension of B is contiguous.
     pub b_major: Major,
@@ -45,23 +38,15 @@ pub struct Multiply {
     pub negate: [bool; 2],
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Wgmma {
-    /// `fence`
     Fence,
-    /// `commit_group`
     Commit,
     /// `wait_group n`
     Wait(u32),
-    /// `mma_async`
     Multiply(Box<Multiply>),
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned"]);
     let op = if i.has("fence") {
@@ -99,25 +84,17 @@ fn major(i: &Ins<'_>, at: usize) -> Result<Major> {
 fn multiply(i: &mut Ins<'_>) -> Result<Multiply> {
     let saturate = i.has("satfinite");
     let [m, n, k] = shape_of(i)?;
-    let known = |m: &str| element(m).is_some() || matches!(m, "f32" | "s32");
-    let types: Vec<&str> = i.ast.modifiers.iter().map(|m| m.as_str()).filter(|m| known(m)).collect();
-    i.ignore_if(known);
-    let [d, a, b] = types[..] else { return i.error("needs the types of D, A and B") };
-    let (accumulator, elements) = match (d, element(a), element(b)) {
-        ("f32", Some(a), Some(b)) => (Some(Accumulator::F32), [a, b]),
-        ("f16", Some(a), Some(b)) => (Some(Accumulator::F16), [a, b]),
-        ("s32", Some(a), Some(b)) => (None, [a, b]),
-        _ => return i.error(format!("no product of .{a} and .{b} into .{d}")),
-    };
+    let [d, a, b] = types(i)[..] else { return i.error("needs the types of D, A and B") };
+    let (sums, elements) = sums(i, [d, a, b])?;
     if m != 64 || k * elements[0].bits() != 256 || n % 8 != 0 || !(8..=256).contains(&n) {
         return i.error(format!("shape m{m}n{n}k{k}: M is 64, N a multiple of 8 up to 256, K 256 bits"));
     }
     let regs = i.regs(0)?;
-    let want = if accumulator == Some(Accumulator::F16) { n / 4 } else { n / 2 } as usize;
+    let want = (n * sums.bits() / 64) as usize;
     if regs.len() != want {
         return i.error(format!("has {} accumulator registers, needs {want}", regs.len()));
     }
-    let integer = accumulator.is_none();
+    let integer = sums == Accumulator::S32;
     let in_registers = matches!(i.operand(1)?, Operand::Vector(_));
     let half = elements[0].bits() == 16;
     let negate = if integer { [false; 2] } else { [sign(i, 4)?, sign(i, 5)?] };
@@ -142,7 +119,7 @@ fn multiply(i: &mut Ins<'_>) -> Result<Multiply> {
     Ok(Multiply {
         n,
         k,
-        accumulator,
+        sums,
         elements,
         saturate,
         d: regs,

@@ -1,11 +1,8 @@
 //! `wmma`: the warp matrix instructions of `nvcuda::wmma`. PTX ISA 9.7.14.4.
 
 use super::mma::{element, shape_of};
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::program::{Reg, Src};
+use super::*;
 use crate::semantics::element::Element;
-use dualgemm_ptx::Type;
 
 /// The type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +13,6 @@ pub enum Number {
     F32,
     /// `.s32`, of C and D.
     S32,
-    /// `.f64`
     F64,
 }
 
@@ -56,7 +52,6 @@ impl Role {
 /// A matrix in memory.
 #[derive(Debug, Clone)]
 pub struct Matrix {
-    /// Which one.
     pub role: Role,
     /// M, N, K.
     pub shape: [u32; 3],
@@ -70,14 +65,10 @@ pub struct Matrix {
     pub stride: Option<Src>,
 }
 
-/// A decoded `wmma`.
 #[derive(Debug, Clone)]
 pub enum Wmma {
-    /// `wmma.load`
     Load(Matrix, Vec<Reg>),
-    /// `wmma.store`
     Store(Matrix, Vec<Src>),
-    /// `wmma.mma`
     Multiply {
         /// M, N, K.
         shape: [u32; 3],
@@ -85,7 +76,6 @@ pub enum Wmma {
         numbers: [Number; 3],
         /// `.satfinite`
         saturate: bool,
-        /// Result.
         d: Vec<Reg>,
         /// Operands A, B, C.
         s: [Vec<Src>; 3],
@@ -121,9 +111,6 @@ fn register_type(number: Number) -> Type {
 }
 
 /// Decodes `wmma.load`, `wmma.store` and `wmma.mma`.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned", "rn"]);
     let load = i.has("load");

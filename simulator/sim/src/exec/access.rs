@@ -4,18 +4,14 @@
 //! [`Cluster::touch_global`], which check bounds and ask the shadow memory; nothing reads or writes these
 //! memories around them.
 
-use super::Cx;
-use crate::check::lanes::{Lanes, Who};
+use super::*;
+use crate::check::lanes::Who;
 use crate::check::order::View;
 use crate::check::pages::PAGE;
 use crate::check::proxy::Memory;
-use crate::check::shadow::{Access, Conflict, Kind, Look};
+use crate::check::shadow::{Access, Conflict, Look};
 use crate::check::undefined::Hole;
-use crate::decode::operand::Addr;
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
-use crate::memory::{self, Place, Space, outside, place};
-use crate::trap::{Check, Fault, Party};
+use crate::memory::{self, outside};
 
 impl Agent {
     /// The agent as the one who accesses.
@@ -38,17 +34,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Checks an access to the shared memory of a CTA of the cluster and remembers it.
-    ///
-    /// # Errors
-    /// Bounds, races, missing fences, unwritten bytes, overwritten mbarriers.
-    pub fn touch_shared(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        len: u32,
-        kind: Kind,
-        who: Who<'_>,
-    ) -> Result<(), Fault> {
+    pub fn touch_shared(&mut self, rank: u32, offset: u32, len: u32, kind: Kind, who: Who<'_>) -> Result<()> {
         let size = self.ctas.len() as u32;
         let at = Place::Shared { rank, offset };
         let Some(cta) = self.ctas.get_mut(rank as usize) else {
@@ -105,10 +91,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Checks an access to global memory and remembers it.
-    ///
-    /// # Errors
-    /// Bounds, races, missing fences.
-    pub fn touch_global(&mut self, address: u64, len: u64, kind: Kind, who: Who<'_>) -> Result<(), Fault> {
+    pub fn touch_global(&mut self, address: u64, len: u64, kind: Kind, who: Who<'_>) -> Result<()> {
         if let Err(why) = self.launch.global.find(address, len) {
             let verb = if kind.write { "write" } else { "read" };
             return Err(Fault::new(Check::Bounds, format!("{verb} of {len} bytes of global memory: {why}"))
@@ -190,54 +173,56 @@ impl<'a> Cluster<'a> {
         fault.at(at(self.launch))
     }
 
-    /// Reads shared memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_shared`](Cluster::touch_shared).
-    pub fn async_read_shared(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        out: &mut [u8],
-        agent: &Agent,
-    ) -> Result<(), Fault> {
-        self.touch_shared(rank, offset, out.len() as u32, Kind::PROXY_READ, agent.who())?;
-        out.copy_from_slice(self.ctas[rank as usize].shared.slice(rank, offset, out.len())?);
-        Ok(())
+    /// Checks an access of threads or asynchronous operations to memory that others see.
+    #[inline]
+    pub fn touch(&mut self, at: Place, len: usize, kind: Kind, who: Who<'_>) -> Result<()> {
+        match at {
+            Place::Global(address) => self.touch_global(address, len as u64, kind, who),
+            Place::Shared { rank, offset } => self.touch_shared(rank, offset, len as u32, kind, who),
+            other => {
+                Err(Fault::new(Check::Illegal, "a bulk copy is between global and shared memory").at(other))
+            }
+        }
     }
 
-    /// Writes shared memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_shared`](Cluster::touch_shared).
-    pub fn async_write_shared(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        src: &[u8],
-        agent: &Agent,
-    ) -> Result<(), Fault> {
-        self.touch_shared(rank, offset, src.len() as u32, Kind::PROXY_WRITE, agent.who())?;
-        self.ctas[rank as usize].shared.slice_mut(rank, offset, src.len())?.copy_from_slice(src);
-        Ok(())
+    /// The bytes of memory that [`touch`](Cluster::touch) has found allowed.
+    #[inline]
+    pub fn read_at(&self, at: Place, out: &mut [u8]) -> Result<()> {
+        match at {
+            Place::Global(address) => self.launch.global.read(address, out),
+            Place::Shared { rank, offset } => {
+                let nowhere = || outside(at, out.len() as u64, "a cluster of fewer CTAs", 0);
+                let cta = self.ctas.get(rank as usize).ok_or_else(nowhere)?;
+                out.copy_from_slice(cta.shared.slice(rank, offset, out.len())?);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Reads global memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_global`](Cluster::touch_global).
-    pub fn async_read_global(&mut self, address: u64, out: &mut [u8], agent: &Agent) -> Result<(), Fault> {
-        self.touch_global(address, out.len() as u64, Kind::PROXY_READ, agent.who())?;
-        self.launch.global.read(address, out)
+    /// Changes memory that [`touch`](Cluster::touch) has found allowed.
+    #[inline]
+    pub fn write_at(&mut self, at: Place, src: &[u8]) -> Result<()> {
+        match at {
+            Place::Global(address) => self.launch.global.write(address, src),
+            Place::Shared { rank, offset } => {
+                self.ctas[rank as usize].shared.slice_mut(rank, offset, src.len())?.copy_from_slice(src);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Writes global memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_global`](Cluster::touch_global).
-    pub fn async_write_global(&mut self, address: u64, src: &[u8], agent: &Agent) -> Result<(), Fault> {
-        self.touch_global(address, src.len() as u64, Kind::PROXY_WRITE, agent.who())?;
-        self.launch.global.write(address, src)
+    /// Reads for an asynchronous operation.
+    pub fn async_read(&mut self, at: Place, out: &mut [u8], agent: &Agent) -> Result<()> {
+        self.touch(at, out.len(), Kind::PROXY_READ, agent.who())?;
+        self.read_at(at, out)
+    }
+
+    /// Writes for an asynchronous operation.
+    pub fn async_write(&mut self, at: Place, src: &[u8], agent: &Agent) -> Result<()> {
+        self.touch(at, src.len(), Kind::PROXY_WRITE, agent.who())?;
+        self.write_at(at, src)
     }
 }
 
@@ -266,7 +251,7 @@ impl Cx<'_, '_> {
     }
 
     /// A place that `space` may name from this CTA.
-    fn allowed(&self, space: Space, address: u64, lane: usize) -> Result<Place, Fault> {
+    fn allowed(&self, space: Space, address: u64, lane: usize) -> Result<Place> {
         let p = place(space, address);
         if let Place::Shared { rank, .. } = p
             && space == Space::SharedCta
@@ -286,10 +271,6 @@ impl Cx<'_, '_> {
         Ok(p)
     }
 
-    /// Reads bytes for one lane.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a read.
     pub fn read_lane(
         &mut self,
         space: Space,
@@ -297,7 +278,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         out: &mut [u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         match self.load_lane(space, address, lane, kind, out)? {
             Some(hole) => Err(self.cl.launch.undefined(hole.origin, Some(lane), self.pc)),
             None => Ok(()),
@@ -305,9 +286,6 @@ impl Cx<'_, '_> {
     }
 
     /// Reads bytes for one lane that may be undefined: returns which are.
-    ///
-    /// # Errors
-    /// Everything else that can be wrong with a read.
     pub fn load_lane(
         &mut self,
         space: Space,
@@ -315,7 +293,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         out: &mut [u8],
-    ) -> Result<Option<Hole>, Fault> {
+    ) -> Result<Option<Hole>> {
         self.read(space, address, lane, kind, out).map_err(|f| f.lane(lane as u32))
     }
 
@@ -326,7 +304,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         out: &mut [u8],
-    ) -> Result<Option<Hole>, Fault> {
+    ) -> Result<Option<Hole>> {
         let at = self.allowed(space, address, lane)?;
         let n = out.len();
         let inside = |memory: &[u8], offset: u64, what: &str, out: &mut [u8]| {
@@ -341,23 +319,17 @@ impl Cx<'_, '_> {
         };
         let launch = self.cl.launch;
         match at {
-            Place::Global(a) => {
-                self.w.note(self.g, 1 << lane, false);
-                let view = self.g.known.of(lane);
-                self.cl.touch_global(a, n as u64, kind, self.who(&view, self.lanes(lane)))?;
-                launch.global.read(a, out)?;
-            }
-            Place::Shared { rank, offset } => {
+            Place::Global(_) | Place::Shared { .. } => {
                 self.w.note(self.g, 1 << lane, false);
                 let view = self.g.known.of(lane);
                 let who = self.who(&view, self.lanes(lane));
-                let hole = match self.cl.touch_shared(rank, offset, n as u32, kind, who) {
-                    Err(fault) if fault.check == Check::Uninit => {
+                let hole = match (self.cl.touch(at, n, kind, who), at) {
+                    (Err(fault), Place::Shared { rank, offset }) if fault.check == Check::Uninit => {
                         self.cl.hole_in_shared(rank, offset, n as u32, kind, who)?
                     }
-                    result => result.map(|()| None)?,
+                    (result, _) => result.map(|()| None)?,
                 };
-                out.copy_from_slice(self.cl.ctas[rank as usize].shared.slice(rank, offset, n)?);
+                self.cl.read_at(at, out)?;
                 return Ok(hole);
             }
             Place::Local(o) => {
@@ -374,10 +346,6 @@ impl Cx<'_, '_> {
         Ok(None)
     }
 
-    /// Writes bytes for one lane.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a write.
     pub fn write_lane(
         &mut self,
         space: Space,
@@ -385,14 +353,11 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         src: &[u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         self.store_lane(space, address, lane, kind, src, None)
     }
 
     /// Writes bytes for one lane; some may be undefined. The memory of the thread or CTA keeps them.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a write; undefined bytes in memory that others see.
     pub fn store_lane(
         &mut self,
         space: Space,
@@ -401,7 +366,7 @@ impl Cx<'_, '_> {
         kind: Kind,
         src: &[u8],
         hole: Option<Hole>,
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         let at = self.allowed(space, address, lane).map_err(|f| f.lane(lane as u32))?;
         if let Some(hole) = hole {
             match at {
@@ -422,38 +387,22 @@ impl Cx<'_, '_> {
         Ok(())
     }
 
-    fn write(&mut self, at: Place, lane: usize, kind: Kind, src: &[u8]) -> Result<(), Fault> {
+    fn write(&mut self, at: Place, lane: usize, kind: Kind, src: &[u8]) -> Result<()> {
         let n = src.len();
         match at {
-            Place::Global(a) => {
+            Place::Global(_) | Place::Shared { .. } => {
                 self.w.note(self.g, 1 << lane, true);
                 let view = self.g.known.of(lane);
                 let who = self.who(&view, self.lanes(lane));
                 // Threads that store one value to one place are common: only differing values are a race.
-                if let Err(fault) = self.cl.touch_global(a, n as u64, kind, who) {
-                    let mut old = [0; 128];
-                    let old = &mut old[..n.min(128)];
-                    if self.cl.launch.global.read(a, old).is_err() || old != src {
+                if let Err(fault) = self.cl.touch(at, n, kind, who) {
+                    let mut old = vec![0; n];
+                    if self.cl.read_at(at, &mut old).is_err() || old != src {
                         return Err(fault);
                     }
-                    self.cl.touch_global(a, n as u64, kind.same(), who)?;
+                    self.cl.touch(at, n, kind.same(), who)?;
                 }
-                self.cl.launch.global.write(a, src)
-            }
-            Place::Shared { rank, offset } => {
-                self.w.note(self.g, 1 << lane, true);
-                let view = self.g.known.of(lane);
-                let who = self.who(&view, self.lanes(lane));
-                if let Err(fault) = self.cl.touch_shared(rank, offset, n as u32, kind, who) {
-                    let there = self.cl.ctas.get_mut(rank as usize);
-                    let old = there.and_then(|cta| cta.shared.slice(rank, offset, n).ok());
-                    if old.is_none_or(|old| old != src) {
-                        return Err(fault);
-                    }
-                    self.cl.touch_shared(rank, offset, n as u32, kind.same(), who)?;
-                }
-                self.cl.ctas[rank as usize].shared.slice_mut(rank, offset, n)?.copy_from_slice(src);
-                Ok(())
+                self.cl.write_at(at, src)
             }
             Place::Local(o) => {
                 self.w.local.slice(lane, o, n, at)?.copy_from_slice(src);
@@ -470,10 +419,7 @@ impl Cx<'_, '_> {
     }
 
     /// Checks that an address is a multiple of the access size.
-    ///
-    /// # Errors
-    /// An alignment fault.
-    pub fn aligned_to(&self, space: Space, address: u64, bytes: u64, lane: usize) -> Result<(), Fault> {
+    pub fn aligned_to(&self, space: Space, address: u64, bytes: u64, lane: usize) -> Result<()> {
         if address.is_multiple_of(bytes) {
             return Ok(());
         }

@@ -3,11 +3,8 @@
 
 mod lane;
 
-use super::{Cx, Result};
+use super::*;
 use crate::decode::arith::{Arith, BoolOp, Comparison, Int2, Int3, Part};
-use crate::machine::regs::FULL;
-use crate::machine::step::Flow;
-use crate::program::{Dst, Src};
 use crate::semantics::float::F32;
 use crate::semantics::float::arith::Compare;
 use crate::semantics::float::int::IntType;
@@ -88,10 +85,6 @@ fn setp_packed(cx: &mut Cx<'_, '_>, c: Comparison, s: &[Src; 2]) -> [u32; 2] {
     [half(0), half(16)]
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// None of its own.
 pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {
@@ -100,60 +93,13 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
             cx.w.regs.w64(*d, m, &a.map(|a| int1(*op, *ty, a)));
         }
         Arith::Two(op, ty, d, s, packed) => two(cx, *op, *ty, *d, s, *packed),
-        Arith::Three(op, ty, d, s, p) => {
-            if ty.bits == 64 || matches!(op, Int3::Mad(Part::Wide)) {
-                let v = [cx.w.regs.r64(s[0], m), cx.w.regs.r64(s[1], m), cx.w.regs.r64(s[2], m)];
-                let r = match op {
-                    Int3::Mad(Part::Lo) => {
-                        std::array::from_fn(|i| v[0][i].wrapping_mul(v[1][i]).wrapping_add(v[2][i]))
-                    }
-                    _ => std::array::from_fn(|i| int3(*op, *ty, v[0][i], v[1][i], v[2][i])),
-                };
-                cx.w.regs.w64(*d, m, &r);
-                return Ok(Flow::Next);
-            }
-            let v = [cx.w.regs.r32(s[0], m), cx.w.regs.r32(s[1], m), cx.w.regs.r32(s[2], m)];
-            let r: [u32; 32] = match op {
-                Int3::Mad(Part::Lo) if ty.bits == 32 => {
-                    std::array::from_fn(|i| v[0][i].wrapping_mul(v[1][i]).wrapping_add(v[2][i]))
-                }
-                Int3::Lop3(t) => lop3_row(*t, &v),
-                _ => std::array::from_fn(|i| {
-                    int3(*op, *ty, v[0][i].into(), v[1][i].into(), v[2][i].into()) as u32
-                }),
-            };
-            cx.w.regs.w32(*d, m, &r);
-            if let Some((p, op, q)) = p {
-                let q = cx.w.regs.pred(*q, m);
-                cx.w.regs.wpred(*p, m, combine(*op, bits(|i| r[i] != 0), q));
-            }
-        }
+        Arith::Three(op, ty, d, s, p) => three(cx, (*op, *ty), *d, s, *p),
         Arith::Insert(ty, d, s) => {
             let v: [_; 4] = std::array::from_fn(|k| cx.w.regs.r64(s[k], m));
             let r = std::array::from_fn(|i| insert(*ty, v[0][i], v[1][i], v[2][i], v[3][i]));
             cx.w.regs.w64(*d, m, &r);
         }
-        Arith::Carry { sub, reads, writes, mul, ty, d, s } => {
-            let v: [_; 3] = std::array::from_fn(|k| cx.w.regs.r64(s[k], m));
-            let mut r = [0; 32];
-            let mut out = 0;
-            for i in 0..32 {
-                let (a, b) = match mul {
-                    Some(part) => (product(*part, *ty, v[0][i], v[1][i]), v[2][i]),
-                    None => (v[0][i], v[1][i]),
-                };
-                let c = u128::from(*reads && cx.w.carry >> i & 1 != 0);
-                let (a, b) = (u128::from(a & mask(ty.bits)), u128::from(b & mask(ty.bits)));
-                // A borrow is a carry into the bit above the width.
-                let wide = if *sub { a.wrapping_sub(b).wrapping_sub(c) } else { a + b + c };
-                r[i] = wide as u64 & mask(ty.bits);
-                out |= ((wide >> ty.bits) as u32 & 1) << i;
-            }
-            cx.w.regs.w64(*d, m, &r);
-            if *writes {
-                cx.w.carry = cx.w.carry & !m | out & m;
-            }
-        }
+        Arith::Carry { .. } => carry(cx, op),
         Arith::Dot { signed, half, d, s } => {
             let v: [_; 3] = std::array::from_fn(|k| cx.w.regs.r32(s[k], m));
             let r = std::array::from_fn(|i| dot(*signed, *half, v[0][i], v[1][i], v[2][i]));
@@ -185,26 +131,8 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
             cx.w.regs.wpred(d[0], m, p);
             cx.w.regs.wpred(d[1], m, q);
         }
-        Arith::Set(c, result, d, s, with, packed) => {
-            let with = with.map(|(op, p)| (op, cx.w.regs.pred(p, m)));
-            let adjust = |p: u32| with.map_or(p, |(op, with)| combine(op, p, with));
-            let (one, half) = match result {
-                Type::F32 => (1f32.to_bits(), 0),
-                Type::F16 | Type::F16x2 => (0x3c00, 0x3c00),
-                Type::Bf16 | Type::Bf16x2 => (0x3f80, 0x3f80),
-                Type::U16 | Type::S16 => (0xffff, 0xffff),
-                _ => (FULL, 0xffff),
-            };
-            let r: [u32; 32] = if *packed {
-                let [lo, hi] = setp_packed(cx, *c, s).map(adjust);
-                std::array::from_fn(|i| ((lo >> i & 1) * half) | (((hi >> i & 1) * half) << 16))
-            } else {
-                let p = adjust(setp(cx, *c, s, is_wide(*c)));
-                std::array::from_fn(|i| (p >> i & 1) * one)
-            };
-            cx.w.regs.w32(*d, m, &r);
-        }
-        Arith::Select(_, d, s, p) => select(cx, *d, s, *p),
+        Arith::Set(c, result, d, s, with, packed) => set(cx, (*c, *result), *d, s, *with, *packed),
+        Arith::Select(d, s, p) => select(cx, *d, s, *p),
         Arith::SignSelect(ty, d, s, by, float, ftz) => {
             let by = cx.w.regs.r32(*by, m);
             // -0 counts as non-negative, so does what is flushed to it; NaN does not.
@@ -225,6 +153,94 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
         }
     }
     Ok(Flow::Next)
+}
+
+fn three(
+    cx: &mut Cx<'_, '_>,
+    (op, ty): (Int3, IntType),
+    d: Dst,
+    s: &[Src; 3],
+    p: Option<(Dst, BoolOp, Src)>,
+) {
+    let m = cx.m;
+    if ty.bits == 64 || matches!(op, Int3::Mad(Part::Wide)) {
+        let v = [cx.w.regs.r64(s[0], m), cx.w.regs.r64(s[1], m), cx.w.regs.r64(s[2], m)];
+        let r = match op {
+            Int3::Mad(Part::Lo) => {
+                std::array::from_fn(|i| v[0][i].wrapping_mul(v[1][i]).wrapping_add(v[2][i]))
+            }
+            _ => std::array::from_fn(|i| int3(op, ty, v[0][i], v[1][i], v[2][i])),
+        };
+        cx.w.regs.w64(d, m, &r);
+        return;
+    }
+    let v = [cx.w.regs.r32(s[0], m), cx.w.regs.r32(s[1], m), cx.w.regs.r32(s[2], m)];
+    let r: [u32; 32] = match op {
+        Int3::Mad(Part::Lo) if ty.bits == 32 => {
+            std::array::from_fn(|i| v[0][i].wrapping_mul(v[1][i]).wrapping_add(v[2][i]))
+        }
+        Int3::Lop3(t) => lop3_row(t, &v),
+        _ => std::array::from_fn(|i| int3(op, ty, v[0][i].into(), v[1][i].into(), v[2][i].into()) as u32),
+    };
+    cx.w.regs.w32(d, m, &r);
+    if let Some((p, op, q)) = p {
+        let q = cx.w.regs.pred(q, m);
+        cx.w.regs.wpred(p, m, combine(op, bits(|i| r[i] != 0), q));
+    }
+}
+
+/// `add.cc` and its kin.
+fn carry(cx: &mut Cx<'_, '_>, op: &Arith) {
+    let Arith::Carry { sub, reads, writes, mul, ty, d, s } = op else { return };
+    let m = cx.m;
+    let v: [_; 3] = std::array::from_fn(|k| cx.w.regs.r64(s[k], m));
+    let mut r = [0; 32];
+    let mut out = 0;
+    for i in 0..32 {
+        let (a, b) = match mul {
+            Some(part) => (product(*part, *ty, v[0][i], v[1][i]), v[2][i]),
+            None => (v[0][i], v[1][i]),
+        };
+        let c = u128::from(*reads && cx.w.carry >> i & 1 != 0);
+        let (a, b) = (u128::from(a & mask(ty.bits)), u128::from(b & mask(ty.bits)));
+        // A borrow is a carry into the bit above the width.
+        let wide = if *sub { a.wrapping_sub(b).wrapping_sub(c) } else { a + b + c };
+        r[i] = wide as u64 & mask(ty.bits);
+        out |= ((wide >> ty.bits) as u32 & 1) << i;
+    }
+    cx.w.regs.w64(*d, m, &r);
+    if *writes {
+        cx.w.carry = cx.w.carry & !m | out & m;
+    }
+}
+
+/// `set`: a comparison as ones or 1.0 of the result's type.
+fn set(
+    cx: &mut Cx<'_, '_>,
+    (c, result): (Comparison, Type),
+    d: Dst,
+    s: &[Src; 2],
+    with: Option<(BoolOp, Src)>,
+    packed: bool,
+) {
+    let m = cx.m;
+    let with = with.map(|(op, p)| (op, cx.w.regs.pred(p, m)));
+    let adjust = |p: u32| with.map_or(p, |(op, with)| combine(op, p, with));
+    let (one, half) = match result {
+        Type::F32 => (1f32.to_bits(), 0),
+        Type::F16 | Type::F16x2 => (0x3c00, 0x3c00),
+        Type::Bf16 | Type::Bf16x2 => (0x3f80, 0x3f80),
+        Type::U16 | Type::S16 => (0xffff, 0xffff),
+        _ => (FULL, 0xffff),
+    };
+    let r: [u32; 32] = if packed {
+        let [lo, hi] = setp_packed(cx, c, s).map(adjust);
+        std::array::from_fn(|i| ((lo >> i & 1) * half) | (((hi >> i & 1) * half) << 16))
+    } else {
+        let p = adjust(setp(cx, c, s, is_wide(c)));
+        std::array::from_fn(|i| (p >> i & 1) * one)
+    };
+    cx.w.regs.w32(d, m, &r);
 }
 
 /// `selp`: moves one of two values.

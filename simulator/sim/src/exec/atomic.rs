@@ -1,10 +1,7 @@
 //! Atomics. Lanes are carried out in lane order, one element at a time.
 
-use super::{Cx, Result, lanes};
-use crate::check::shadow::Kind;
+use super::*;
 use crate::decode::atomic::{Atomic, Modify};
-use crate::machine::step::Flow;
-use crate::memory::Place;
 
 fn element(bytes: &[u8]) -> u128 {
     let mut b = [0; 16];
@@ -12,10 +9,6 @@ fn element(bytes: &[u8]) -> u128 {
     u128::from_le_bytes(b)
 }
 
-/// Executes an atomic.
-///
-/// # Errors
-/// Everything that can be wrong with an access; an operator that the type lacks.
 pub fn execute(op: &Atomic, cx: &mut Cx<'_, '_>) -> Result {
     let addresses = cx.addresses(&op.address);
     let polls = op.modify == Modify::CompareSwap || op.modify == Modify::Exchange;

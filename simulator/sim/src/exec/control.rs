@@ -1,21 +1,13 @@
 //! Control flow, traps, calls, register reallocation.
 
-use super::{Cx, Result, lanes};
+use super::*;
 use crate::check::order::View;
-use crate::check::shadow::Kind;
 use crate::decode::Op;
 use crate::decode::control::{Builtin, Control};
-use crate::machine::step::Flow;
-use crate::machine::warp::{ScopeKind, Wait, Warp};
+use crate::machine::warp::{ScopeKind, Warp};
 use crate::memory::local::Local;
-use crate::memory::{Place, Space};
 use crate::program::{Callee, Inst};
-use crate::trap::{Check, Fault};
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// The rule that was broken, or the trap itself.
 pub fn execute(op: &Control, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {

@@ -1,16 +1,13 @@
 //! `cvt`, `mov`, and the instructions that change what an address means.
 
-use super::{Cx, Result, lanes};
+use super::*;
 use crate::decode::convert::{Convert, How, Number};
 use crate::machine::regs::Regs;
-use crate::machine::step::Flow;
-use crate::memory::{self, RANK_SHIFT, SHARED_WINDOW, Space, in_space};
-use crate::program::{Dst, Src};
+use crate::memory::{self, RANK_SHIFT, SHARED_WINDOW, in_space};
 use crate::semantics::float::int::{self, IntRound, IntType};
 use crate::semantics::float::{
     BF16, Clamp, F16, F32, F64, Format, Round, decode_ue8m0, encode_stochastic, encode_ue8m0,
 };
-use crate::trap::{Check, Fault};
 
 /// A decoded number: what `cvt` reads.
 fn read(from: Number, ftz: bool, bits: u64) -> f64 {
@@ -81,10 +78,6 @@ fn one(h: &How, bits: u64) -> u64 {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// A `mapa` rank outside the cluster.
 pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {
@@ -137,6 +130,15 @@ pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
             });
             cx.w.regs.w64(*d, m, &r);
         }
+        _ => return addresses(op, cx),
+    }
+    Ok(Flow::Next)
+}
+
+/// Instructions that change what an address means.
+fn addresses(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
+    let m = cx.m;
+    match op {
         Convert::Address(space, to, d, s) => {
             let v = cx.w.regs.r64(*s, m);
             let f =
@@ -172,6 +174,7 @@ pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
             });
             cx.w.regs.w32(*d, m, &r);
         }
+        _ => {}
     }
     Ok(Flow::Next)
 }

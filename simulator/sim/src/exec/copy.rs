@@ -1,22 +1,13 @@
 //! Asynchronous copies without a tensor map.
 
 use super::mbarrier::locate;
-use super::{Cx, Result, lanes};
-use crate::check::lanes::{Lanes, Who};
+use super::*;
+use crate::check::lanes::Who;
 use crate::check::order::{Part, View};
-use crate::check::shadow::Kind;
 use crate::decode::copy::{Bulk, BulkCopy, Completion, CpAsync, Reduce};
-use crate::decode::operand::{Addr, Scope};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::{Agent, Job};
+use crate::machine::engine::Job;
 use crate::machine::groups::{OpId, OpState};
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Wait};
-use crate::memory::{Place, place};
-use crate::program::Src;
-use crate::trap::{Check, Fault};
 use dualgemm_ptx::Type;
-use std::sync::Arc;
 
 impl Cluster<'_> {
     /// Registers an operation that threads can wait for in a group.
@@ -51,38 +42,49 @@ impl Cluster<'_> {
         }
     }
 
-    /// Schedules what reads shared memory for a bulk store.
-    pub fn push_store(&mut self, due: u64, agent: Agent, job: Job) {
-        if self.launch.config.checks.strict {
-            self.engine.push(due, agent, job);
-        } else {
-            self.engine.push_outliving(due, agent, job);
-        }
+    /// Carries out `job` as this agent at a later point.
+    pub fn later(
+        &mut self,
+        agent: Agent,
+        job: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
+    ) {
+        let due = self.due();
+        self.engine.push(due, agent, false, Box::new(job));
     }
 
-    /// Runs a job now if this cluster may change global memory in order, else at its turn.
-    pub fn in_order(&mut self, agent: Agent, job: Job) -> Result<()> {
-        if self.may_touch_global() {
-            return job(self);
-        }
-        self.ordered.push((agent, job));
-        Ok(())
+    /// As [`later`](Cluster::later), for what reads shared memory for a bulk store.
+    pub fn later_store(
+        &mut self,
+        agent: Agent,
+        job: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
+    ) {
+        let due = self.due();
+        self.engine.push(due, agent, !self.launch.config.checks.strict, Box::new(job));
     }
 
-    /// Reads any memory for an asynchronous operation.
-    fn async_read(&mut self, at: Place, out: &mut [u8], agent: &Agent) -> Result<()> {
-        match at {
-            Place::Global(a) => self.async_read_global(a, out, agent),
-            Place::Shared { rank, offset } => self.async_read_shared(rank, offset, out, agent),
-            other => {
-                Err(Fault::new(Check::Illegal, "a bulk copy is between global and shared memory").at(other))
-            }
-        }
+    /// Writes later, to global memory or not, what an operation has read; in turn if others can notice the order.
+    pub fn write_later(
+        &mut self,
+        agent: Agent,
+        (global, ordered): (bool, bool),
+        write: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
+    ) {
+        let job: Job = match ordered {
+            true => Box::new(move |cl: &mut Cluster<'_>, me: &Agent| {
+                if cl.may_touch_global() {
+                    return write(cl, me);
+                }
+                cl.ordered.push((me.clone(), Box::new(write)));
+                Ok(())
+            }),
+            false => Box::new(write),
+        };
+        let due = self.due();
+        self.engine.push(due, agent, global, job);
     }
 
-    /// Writes any memory for an asynchronous operation, reducing if asked; only bytes of `mask` (one bit for
-    /// each of 16 bytes).
-    fn async_write(
+    /// Writes for an asynchronous operation, reducing if asked; only bytes of `mask` (one bit for each of 16 bytes).
+    pub fn async_reduce(
         &mut self,
         at: Place,
         src: &[u8],
@@ -90,46 +92,32 @@ impl Cluster<'_> {
         mask: u16,
         agent: &Agent,
     ) -> Result<()> {
-        let merged = match (reduce, mask) {
-            (None, u16::MAX) => None,
-            _ => {
-                let mut old = vec![0; src.len()];
-                match at {
-                    Place::Global(a) => {
-                        let n = src.len() as u64;
-                        let who = agent.who();
-                        self.touch_global(a, n, Kind::PROXY_WRITE.strong(Some(Scope::Gpu)), who)?;
-                        self.launch.global.read(a, &mut old)?;
-                    }
-                    other => self.async_read(other, &mut old, agent)?,
-                }
-                for (k, (o, s)) in old.iter_mut().zip(src).enumerate() {
-                    if reduce.is_none() && mask >> (k % 16) & 1 != 0 {
-                        *o = *s;
-                    }
-                }
-                if let Some(reduce) = reduce {
-                    apply(reduce, &mut old, src, matches!(at, Place::Global(_)))?;
-                }
-                Some(old)
+        if reduce.is_none() && mask == u16::MAX {
+            return self.async_write(at, src, agent);
+        }
+        let global = matches!(at, Place::Global(_));
+        let mut old = vec![0; src.len()];
+        // Reductions of global memory are strong; that one access is all of them.
+        let kind = if global { Kind::PROXY_WRITE.strong(Some(Scope::Gpu)) } else { Kind::PROXY_READ };
+        self.touch(at, src.len(), kind, agent.who())?;
+        self.read_at(at, &mut old)?;
+        match reduce {
+            Some(reduce) => apply(reduce, &mut old, src, global)?,
+            None => {
+                let written = old.iter_mut().zip(src).enumerate().filter(|(k, _)| mask >> (k % 16) & 1 != 0);
+                written.for_each(|(_, (o, s))| *o = *s);
             }
-        };
-        let strong = reduce.is_some();
-        let bytes = merged.as_deref().unwrap_or(src);
-        match at {
-            Place::Global(a) if strong => self.launch.global.write(a, bytes),
-            Place::Global(a) => self.async_write_global(a, bytes, agent),
-            Place::Shared { rank, offset } => self.async_write_shared(rank, offset, bytes, agent),
-            other => {
-                Err(Fault::new(Check::Illegal, "a bulk copy is between global and shared memory").at(other))
-            }
+        }
+        match global && reduce.is_some() {
+            true => self.write_at(at, &old),
+            false => self.async_write(at, &old, agent),
         }
     }
 }
 
 /// Reduces elements of `src` into `old`.
 pub fn apply(reduce: Reduce, old: &mut [u8], src: &[u8], global: bool) -> Result<()> {
-    let (op, ty, _) = reduce;
+    let (op, ty) = reduce;
     let n = ty.bits() as usize / 8;
     for (o, s) in old.chunks_exact_mut(n).zip(src.chunks_exact(n)) {
         let value = |b: &[u8]| {
@@ -186,10 +174,6 @@ impl Cx<'_, '_> {
     }
 }
 
-/// Executes a `cp.async`.
-///
-/// # Errors
-/// Misaligned addresses; a source size beyond the copy size.
 pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         CpAsync::Commit => {
@@ -229,8 +213,8 @@ pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
                 cx.cl.owned(op, &agent);
             }
             cx.w.async_groups.start(GroupKind::CpAsync, m, op);
-            let (total, me, apart) = (*bytes as usize, agent.clone(), cx.w.apart);
-            let job = move |cl: &mut Cluster<'_>| {
+            let (total, apart) = (*bytes as usize, cx.w.apart);
+            cx.cl.later(agent, move |cl, me| {
                 for (l, to, from, n) in copies {
                     let lanes = if apart { Lanes::One(l) } else { Lanes::Any };
                     let who = Who { lanes, ..me.who() };
@@ -238,9 +222,7 @@ pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
                 }
                 cl.finish_op(op, true);
                 Ok(())
-            };
-            let due = cx.cl.due();
-            cx.cl.engine.push(due, agent, Box::new(job));
+            });
             Ok(Flow::Next)
         }
     }
@@ -260,18 +242,13 @@ fn copy_small(
         cl.touch_global(from, n as u64, Kind::READ, who)?;
         cl.launch.global.read(from, &mut buffer[..n])?;
     }
-    let Place::Shared { rank, offset } = to else {
+    if !matches!(to, Place::Shared { .. }) {
         return Err(Fault::new(Check::Illegal, "cp.async writes shared memory").at(to));
-    };
-    cl.touch_shared(rank, offset, total as u32, Kind::WRITE, who)?;
-    cl.ctas[rank as usize].shared.slice_mut(rank, offset, total)?.copy_from_slice(&buffer[..total]);
-    Ok(())
+    }
+    cl.touch(to, total, Kind::WRITE, who)?;
+    cl.write_at(to, &buffer[..total])
 }
 
-/// Executes a bulk operation.
-///
-/// # Errors
-/// Misaligned addresses and sizes, addresses of other spaces.
 pub fn bulk(op: &Bulk, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Bulk::Commit => {
@@ -294,10 +271,7 @@ pub fn bulk(op: &Bulk, cx: &mut Cx<'_, '_>) -> Result {
 }
 
 /// Ranks of the CTAs that a multicast mask names.
-///
-/// # Errors
-/// A rank outside the cluster.
-pub fn destinations(cl: &Cluster<'_>, mask: u64) -> std::result::Result<Vec<u32>, Fault> {
+pub fn destinations(cl: &Cluster<'_>, mask: u64) -> Result<Vec<u32>> {
     let size = cl.ctas.len() as u32;
     let mask = mask & 0xffff;
     if mask == 0 || mask >> size != 0 {
@@ -371,47 +345,53 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
             }
         };
         let mask = mask.map_or(u16::MAX, |m| m[l] as u16);
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
-            let mut data = vec![0; n as usize];
-            cl.async_read(from, &mut data, &me)?;
-            if let Some(op) = op {
-                cl.finish_op(op, false);
-            }
-            let agent = me.clone();
-            let write = move |cl: &mut Cluster<'_>| {
-                for at in targets {
-                    cl.async_write(at, &data, reduce, mask, &me)?;
-                    if let (Some((_, offset)), Place::Shared { rank, .. }) = (signal, at) {
-                        cl.complete_tx(rank, offset, n, &me)?;
-                    }
-                }
-                if let Some(op) = op {
-                    cl.finish_op(op, true);
-                }
-                Ok(())
-            };
-            let due = cl.due();
-            let ordered = reduce.is_some() && matches!(to, Place::Global(_));
-            let again = agent.clone();
-            let job: Job = if ordered {
-                Box::new(move |cl: &mut Cluster<'_>| cl.in_order(again, Box::new(write)))
-            } else {
-                Box::new(write)
-            };
-            match to {
-                Place::Global(_) => cl.engine.push_outliving(due, agent, job),
-                _ => cl.engine.push(due, agent, job),
-            }
-            Ok(())
-        };
-        let due = cx.cl.due();
+        let moved = Moved { from, to, targets, bytes: n, mask, reduce, signal: signal.map(|s| s.1), op };
         match signal {
-            Some(_) => cx.cl.engine.push(due, agent, Box::new(job)),
-            None => cx.cl.push_store(due, agent, Box::new(job)),
+            Some(_) => cx.cl.later(agent, move |cl, me| moved.carry_out(cl, me)),
+            None => cx.cl.later_store(agent, move |cl, me| moved.carry_out(cl, me)),
         }
     }
     Ok(Flow::Next)
+}
+
+/// A bulk copy in flight.
+struct Moved {
+    from: Place,
+    to: Place,
+    targets: Vec<Place>,
+    bytes: u32,
+    mask: u16,
+    reduce: Option<Reduce>,
+    /// Where in each target's CTA the bytes are counted.
+    signal: Option<u32>,
+    /// What a group waits for.
+    op: Option<OpId>,
+}
+
+impl Moved {
+    /// Reads now, writes later.
+    fn carry_out(self, cl: &mut Cluster<'_>, me: &Agent) -> Result<()> {
+        let Moved { from, to, targets, bytes, mask, reduce, signal, op } = self;
+        let mut data = vec![0; bytes as usize];
+        cl.async_read(from, &mut data, me)?;
+        if let Some(op) = op {
+            cl.finish_op(op, false);
+        }
+        let global = matches!(to, Place::Global(_));
+        cl.write_later(me.clone(), (global, global && reduce.is_some()), move |cl, me| {
+            for at in targets {
+                cl.async_reduce(at, &data, reduce, mask, me)?;
+                if let (Some(offset), Place::Shared { rank, .. }) = (signal, at) {
+                    cl.complete_tx(rank, offset, bytes, me)?;
+                }
+            }
+            if let Some(op) = op {
+                cl.finish_op(op, true);
+            }
+            Ok(())
+        });
+        Ok(())
+    }
 }
 
 /// `st.async`, `red.async`: values are taken now, arrive later, and count on the barrier of the destination.
@@ -439,16 +419,13 @@ fn store(
         work.push((l, place(to.space, dst[l]), signal, bytes));
     }
     let agent = cx.agent();
-    let me = agent.clone();
-    let job = move |cl: &mut Cluster<'_>| {
+    cx.cl.later(agent, move |cl, me| {
         for (l, at, (rank, offset), bytes) in work {
-            cl.async_write(at, &bytes, reduce, u16::MAX, &me).map_err(|f| f.lane(l as u32))?;
-            cl.complete_tx(rank, offset, bytes.len() as u32, &me).map_err(|f| f.lane(l as u32))?;
+            cl.async_reduce(at, &bytes, reduce, u16::MAX, me).map_err(|f| f.lane(l as u32))?;
+            cl.complete_tx(rank, offset, bytes.len() as u32, me).map_err(|f| f.lane(l as u32))?;
         }
         Ok(())
-    };
-    let due = cx.cl.due();
-    cx.cl.engine.push(due, agent, Box::new(job));
+    });
     Ok(Flow::Next)
 }
 
@@ -461,16 +438,13 @@ fn try_cancel(cx: &mut Cx<'_, '_>, response: &Addr, barrier: &Addr, all: bool) -
         let Place::Shared { offset: at, .. } = place(response.space, to[l]) else { continue };
         let ranks = if all { (0..cx.cl.ctas.len() as u32).collect() } else { vec![rank] };
         let agent = cx.agent_of(1 << l);
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
+        cx.cl.later(agent, move |cl, me| {
             for rank in ranks {
-                cl.async_write_shared(rank, at, &[0; 16], &me)?;
-                cl.complete_tx(rank, offset, 16, &me)?;
+                cl.async_write(Place::Shared { rank, offset: at }, &[0; 16], me)?;
+                cl.complete_tx(rank, offset, 16, me)?;
             }
             Ok(())
-        };
-        let due = cx.cl.due();
-        cx.cl.engine.push(due, agent, Box::new(job));
+        });
     }
     Ok(Flow::Next)
 }

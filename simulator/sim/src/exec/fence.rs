@@ -1,18 +1,9 @@
 //! Fences, named barriers of a CTA, the cluster barrier, and `__syncwarp`.
 
-use super::{Cx, Result};
+use super::*;
 use crate::check::proxy::Fence as Proxied;
 use crate::decode::fence::{Barrier, Fence, Kind, Memories};
-use crate::decode::operand::Scope;
-use crate::machine::step::Flow;
-use crate::machine::warp::Wait;
-use crate::program::{Dst, Src};
-use crate::trap::{Check, Fault, Party};
 
-/// Executes a fence.
-///
-/// # Errors
-/// None of its own.
 pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Fence::Memory { scope, acquire, release } => {
@@ -43,10 +34,6 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
     Ok(Flow::Next)
 }
 
-/// Executes a barrier.
-///
-/// # Errors
-/// A barrier number or count that is not valid, or does not agree with the other threads.
 pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Barrier::Warp(mask) => Ok(match super::vote::members(cx, *mask)? {
@@ -100,23 +87,7 @@ fn cta(
     let cta = cx.cta;
     let live = cx.cl.ctas[cta].live_threads;
     if let Some(generation) = cx.g.arrived {
-        let b = &cx.cl.ctas[cta].barriers[id as usize];
-        if b.generation == generation {
-            return Ok(Flow::Wait(Wait::Named { id: id as u32, generation }));
-        }
-        let (done, result) = (b.done.clone(), b.result);
-        cx.g.arrived = None;
-        cx.g.known.join(cx.m, &done);
-        cx.w.sync(cx.g, cx.m);
-        if let Some((d, _)) = vote {
-            let (votes, of) = result;
-            match kind {
-                Kind::Popc => cx.w.regs.w32(d, cx.m, &[votes; 32]),
-                Kind::And => cx.w.regs.wpred(d, cx.m, if votes == of { u32::MAX } else { 0 }),
-                _ => cx.w.regs.wpred(d, cx.m, if votes != 0 { u32::MAX } else { 0 }),
-            }
-        }
-        return Ok(Flow::Next);
+        return Ok(leave(cx, kind, id as u32, generation, vote));
     }
     // An aligned barrier counts whole warps, exited lanes included; without a count only live threads matter.
     let mine = if aligned && count.is_some() { 32 } else { cx.m.count_ones() };
@@ -160,6 +131,27 @@ fn cta(
     }
     cx.cl.ctas[cta].barriers[id as usize].waiting += mine;
     Ok(Flow::Wait(Wait::Named { id: id as u32, generation }))
+}
+
+/// Goes on behind a barrier that the group has arrived at, if all have.
+fn leave(cx: &mut Cx<'_, '_>, kind: Kind, id: u32, generation: u64, vote: Option<(Dst, Src)>) -> Flow {
+    let b = &cx.cl.ctas[cx.cta].barriers[id as usize];
+    if b.generation == generation {
+        return Flow::Wait(Wait::Named { id, generation });
+    }
+    let (done, result) = (b.done.clone(), b.result);
+    cx.g.arrived = None;
+    cx.g.known.join(cx.m, &done);
+    cx.w.sync(cx.g, cx.m);
+    if let Some((d, _)) = vote {
+        let (votes, of) = result;
+        match kind {
+            Kind::Popc => cx.w.regs.w32(d, cx.m, &[votes; 32]),
+            Kind::And => cx.w.regs.wpred(d, cx.m, if votes == of { u32::MAX } else { 0 }),
+            _ => cx.w.regs.wpred(d, cx.m, if votes != 0 { u32::MAX } else { 0 }),
+        }
+    }
+    Flow::Next
 }
 
 fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {

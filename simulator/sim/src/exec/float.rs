@@ -1,9 +1,7 @@
 //! Floating-point arithmetic: applies one function of `semantics` to every element of every lane.
 
-use super::{Cx, Result};
+use super::*;
 use crate::decode::float::{Approx, Class, Exact, Float, Shape};
-use crate::machine::step::Flow;
-use crate::program::{Dst, Src};
 use crate::semantics::approx::{Function, approx, div};
 use crate::semantics::float::arith::{self, Mode};
 use crate::semantics::float::{F64, Format, Round, f64_ops};
@@ -93,10 +91,6 @@ fn class(format: Format, class: Class, bits: u64) -> bool {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// None of its own.
 pub fn execute(op: &Float, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {

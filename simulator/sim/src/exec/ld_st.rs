@@ -1,19 +1,11 @@
 //! Loads and stores.
 
 use super::warp::Bytes;
-use super::{Cx, Result, lanes};
-use crate::check::lanes::Lanes;
-use crate::check::shadow::Kind;
+use super::*;
 use crate::check::undefined::Hole;
 use crate::decode::ld_st::{Matrix, Memory};
-use crate::decode::operand::{Addr, Ordering};
 use crate::machine::regs::Shadow;
-use crate::machine::step::Flow;
-use crate::machine::warp::Wait;
-use crate::memory::{Place, place};
-use crate::program::{Dst, Reg, Src};
 use crate::semantics::fragment::{MatrixShape, movmatrix_source};
-use crate::trap::{Check, Fault};
 use dualgemm_ptx::Type;
 
 impl Cx<'_, '_> {
@@ -39,9 +31,6 @@ impl Cx<'_, '_> {
 }
 
 /// Executes a load or store.
-///
-/// # Errors
-/// Everything that can be wrong with one.
 pub fn execute(op: &Memory, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Memory::Load(a, ty, d, order) => load(cx, a, *ty, d, *order),
@@ -220,107 +209,114 @@ fn same_address(cx: &Cx<'_, '_>, a: &Addr, addresses: &[u64; 32], bytes: &Bytes,
 }
 
 /// Executes a warp-wide matrix move.
-///
-/// # Errors
-/// Everything that can be wrong with an access.
 pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
-    let m = cx.m;
     cx.together = Some(Lanes::Several);
     match op {
-        Matrix::Load(a, d, shape) => {
-            let count = d.len() / shape.registers() * shape.rows();
-            let mut holes: Vec<Option<Hole>> = Vec::new();
-            let rows = rows(cx, a, count, |cx, address, l| {
-                let mut row = [0u8; 16];
-                match shape {
-                    MatrixShape::M8n16(narrow) => {
-                        let packed = &mut row[..narrow.packed_bytes()];
-                        cx.read_lane(a.space, address, l, Kind::READ, packed)?;
-                        holes.push(None);
-                        Ok(narrow.widen(row, 0))
-                    }
-                    _ => {
-                        holes.push(cx.load_lane(a.space, address, l, Kind::READ, &mut row)?);
-                        Ok(row)
-                    }
-                }
-            })?;
-            for (k, d) in d.iter().enumerate() {
-                let (matrix, register) = (k / shape.registers(), (k % shape.registers()) as u32);
-                let rows = &rows[matrix * shape.rows()..];
-                let v = std::array::from_fn(|l| {
-                    u32::from_le_bytes(std::array::from_fn(|e| {
-                        let (row, column) = shape.place(l as u32, register, e as u32);
-                        rows[row][column]
-                    }))
-                });
-                cx.w.regs.w32(*d, m, &v);
-                if holes.iter().any(Option::is_some) {
-                    let holes = &holes[matrix * shape.rows()..];
-                    let mut shadow = Shadow::default();
-                    for (l, e) in (0..32).flat_map(|l| (0..4).map(move |e| (l, e))) {
-                        let (row, column) = shape.place(l, register, e);
-                        if let Some(hole) = holes[row].filter(|h| h.bytes >> column & 1 != 0) {
-                            shadow.add(l as usize, 0xff << (8 * e), Some(hole.origin));
-                        }
-                    }
-                    cx.w.regs.set_shadow(*d, m, &shadow);
-                }
-            }
-        }
-        Matrix::Store(a, s, shape) => {
-            let mut out = vec![[0u8; 16]; shape.rows() * s.len()];
-            let mut holes = vec![None; out.len()];
-            for (k, s) in s.iter().enumerate() {
-                let defined = cx.w.regs.unwritten(*s) & m == 0;
-                if !defined {
-                    let shadow = cx.w.regs.shadow(*s, cx.pc);
-                    for (l, e) in (0..32).flat_map(|l| (0..4).map(move |e| (l, e))) {
-                        let (row, column) = shape.place(l, 0, e);
-                        let row = &mut holes[shape.rows() * k + row];
-                        let byte = shadow.hole(l as usize, 4).filter(|h| h.bytes >> e & 1 != 0);
-                        *row = join(*row, byte.map(|h| Hole { bytes: 1, ..h }), column);
-                    }
-                }
-                let v = if defined { cx.w.regs.r32(*s, m) } else { cx.w.regs.peek32(*s) };
-                for (l, v) in v.into_iter().enumerate() {
-                    for (e, byte) in v.to_le_bytes().into_iter().enumerate() {
-                        let (row, column) = shape.place(l as u32, 0, e as u32);
-                        out[shape.rows() * k + row][column] = byte;
-                    }
-                }
-            }
-            if cx.w.regs.bad.is_some() {
-                return Ok(Flow::Next);
-            }
-            rows(cx, a, out.len(), |cx, address, l| {
-                cx.store_lane(a.space, address, l, Kind::WRITE, &out[l], holes[l])?;
-                Ok([0; 16])
-            })?;
-        }
-        Matrix::Transpose(d, s) => {
-            let shadow = cx.w.regs.shadow(*s, cx.pc);
-            let v = cx.w.regs.peek32(*s);
-            let element = |l: u32, half: u32| {
-                let (lane, from) = movmatrix_source(l, half);
-                v[lane as usize] >> (16 * from) & 0xffff
-            };
-            let r = std::array::from_fn(|l| element(l as u32, 0) | element(l as u32, 1) << 16);
-            cx.w.regs.w32(*d, m, &r);
-            let mut moved = Shadow::default();
-            for (l, half) in (0..32).flat_map(|l| [(l, 0), (l, 1)]) {
-                let (lane, from) = movmatrix_source(l, half);
-                let bits = shadow.bits[lane as usize] >> (16 * from) & 0xffff;
-                let origin = shadow.origins[lane as usize].filter(|_| bits != 0);
-                moved.add(l as usize, bits << (16 * half), origin);
-            }
-            cx.w.regs.set_shadow(*d, m, &moved);
-        }
+        Matrix::Load(a, d, shape) => load_matrix(cx, a, d, *shape)?,
+        Matrix::Store(a, s, shape) => store_matrix(cx, a, s, *shape)?,
+        Matrix::Transpose(d, s) => transpose(cx, *d, *s),
     }
     Ok(Flow::Next)
+}
+
+fn load_matrix(cx: &mut Cx<'_, '_>, a: &Addr, d: &[Dst], shape: MatrixShape) -> Result<()> {
+    let m = cx.m;
+    let count = d.len() / shape.registers() * shape.rows();
+    let mut holes: Vec<Option<Hole>> = Vec::new();
+    let rows = rows(cx, a, count, |cx, address, l| {
+        let mut row = [0u8; 16];
+        match shape {
+            MatrixShape::M8n16(narrow) => {
+                let packed = &mut row[..narrow.packed_bytes()];
+                cx.read_lane(a.space, address, l, Kind::READ, packed)?;
+                holes.push(None);
+                Ok(narrow.widen(row, 0))
+            }
+            _ => {
+                holes.push(cx.load_lane(a.space, address, l, Kind::READ, &mut row)?);
+                Ok(row)
+            }
+        }
+    })?;
+    for (k, d) in d.iter().enumerate() {
+        let (matrix, register) = (k / shape.registers(), (k % shape.registers()) as u32);
+        let rows = &rows[matrix * shape.rows()..];
+        let v = std::array::from_fn(|l| {
+            u32::from_le_bytes(std::array::from_fn(|e| {
+                let (row, column) = shape.place(l as u32, register, e as u32);
+                rows[row][column]
+            }))
+        });
+        cx.w.regs.w32(*d, m, &v);
+        if holes.iter().any(Option::is_some) {
+            let holes = &holes[matrix * shape.rows()..];
+            let mut shadow = Shadow::default();
+            for (l, e) in (0..32).flat_map(|l| (0..4).map(move |e| (l, e))) {
+                let (row, column) = shape.place(l, register, e);
+                if let Some(hole) = holes[row].filter(|h| h.bytes >> column & 1 != 0) {
+                    shadow.add(l as usize, 0xff << (8 * e), Some(hole.origin));
+                }
+            }
+            cx.w.regs.set_shadow(*d, m, &shadow);
+        }
+    }
+    Ok(())
+}
+
+fn store_matrix(cx: &mut Cx<'_, '_>, a: &Addr, s: &[Src], shape: MatrixShape) -> Result<()> {
+    let m = cx.m;
+    let mut out = vec![[0u8; 16]; shape.rows() * s.len()];
+    let mut holes = vec![None; out.len()];
+    for (k, s) in s.iter().enumerate() {
+        let defined = cx.w.regs.unwritten(*s) & m == 0;
+        if !defined {
+            let shadow = cx.w.regs.shadow(*s, cx.pc);
+            for (l, e) in (0..32).flat_map(|l| (0..4).map(move |e| (l, e))) {
+                let (row, column) = shape.place(l, 0, e);
+                let row = &mut holes[shape.rows() * k + row];
+                let byte = shadow.hole(l as usize, 4).filter(|h| h.bytes >> e & 1 != 0);
+                *row = join(*row, byte.map(|h| Hole { bytes: 1, ..h }), column);
+            }
+        }
+        let v = if defined { cx.w.regs.r32(*s, m) } else { cx.w.regs.peek32(*s) };
+        for (l, v) in v.into_iter().enumerate() {
+            for (e, byte) in v.to_le_bytes().into_iter().enumerate() {
+                let (row, column) = shape.place(l as u32, 0, e as u32);
+                out[shape.rows() * k + row][column] = byte;
+            }
+        }
+    }
+    if cx.w.regs.bad.is_some() {
+        return Ok(());
+    }
+    rows(cx, a, out.len(), |cx, address, l| {
+        cx.store_lane(a.space, address, l, Kind::WRITE, &out[l], holes[l])?;
+        Ok([0; 16])
+    })?;
+    Ok(())
+}
+
+fn transpose(cx: &mut Cx<'_, '_>, d: Dst, s: Src) {
+    let m = cx.m;
+    let shadow = cx.w.regs.shadow(s, cx.pc);
+    let v = cx.w.regs.peek32(s);
+    let element = |l: u32, half: u32| {
+        let (lane, from) = movmatrix_source(l, half);
+        v[lane as usize] >> (16 * from) & 0xffff
+    };
+    let r = std::array::from_fn(|l| element(l as u32, 0) | element(l as u32, 1) << 16);
+    cx.w.regs.w32(d, m, &r);
+    let mut moved = Shadow::default();
+    for (l, half) in (0..32).flat_map(|l| [(l, 0), (l, 1)]) {
+        let (lane, from) = movmatrix_source(l, half);
+        let bits = shadow.bits[lane as usize] >> (16 * from) & 0xffff;
+        let origin = shadow.origins[lane as usize].filter(|_| bits != 0);
+        moved.add(l as usize, bits << (16 * half), origin);
+    }
+    cx.w.regs.set_shadow(d, m, &moved);
 }
 
 /// Visits `n` rows of 16 bytes, whose addresses the lanes of these numbers give.

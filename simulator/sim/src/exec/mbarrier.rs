@@ -1,23 +1,13 @@
 //! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here.
 
-use super::{Cx, Result, lanes};
-use crate::check::lanes::{Lanes, Order, Who};
+use super::*;
+use crate::check::lanes::{Order, Who};
 use crate::check::order::{Actor, View};
 use crate::check::proxy::Memory;
-use crate::check::shadow::Kind;
 use crate::decode::mbarrier::{Arrive, Mbar};
-use crate::decode::operand::{Addr, Ordering, Scope};
-use crate::machine::cluster::Cluster;
 use crate::machine::cta::{MbarrierObject, Reach};
-use crate::machine::engine::Agent;
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Wait};
-use crate::memory::{Place, Space, misaligned, place};
-use crate::program::{Dst, Src};
-use crate::semantics::Misuse;
+use crate::memory::misaligned;
 use crate::semantics::mbarrier::{Mbarrier, Outcome};
-use crate::trap::{Check, Fault, Party};
-use std::sync::Arc;
 
 /// Who uses an mbarrier.
 pub struct User {
@@ -36,7 +26,6 @@ pub struct Use {
     pub by: (Actor, u32),
     /// By which of its lanes: by those, if by several, which did not know of each other.
     pub lanes: u32,
-    /// The instruction.
     pub pc: u32,
 }
 
@@ -56,11 +45,8 @@ impl MbarrierObject {
 /// Who has initialized an mbarrier.
 #[derive(Debug, Clone, Copy)]
 pub struct Initializer {
-    /// As which actor.
     pub actor: Actor,
-    /// Its clock then.
     pub clock: u32,
-    /// Which of its lanes.
     pub lane: usize,
 }
 
@@ -94,15 +80,7 @@ impl User {
 
 impl Cluster<'_> {
     /// The mbarrier at an offset of a CTA.
-    ///
-    /// # Errors
-    /// There is none, or its initialization is not ordered before, or not fenced.
-    pub fn mbarrier(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        user: &User,
-    ) -> std::result::Result<&mut MbarrierObject, Fault> {
+    pub fn mbarrier(&mut self, rank: u32, offset: u32, user: &User) -> Result<&mut MbarrierObject> {
         let launch = self.launch;
         let at = || launch.describe_shared(rank, offset);
         let size = self.ctas.len();
@@ -151,32 +129,26 @@ impl Cluster<'_> {
     }
 
     /// Bytes of an asynchronous copy have arrived: `complete_tx` on a barrier.
-    ///
-    /// # Errors
-    /// As [`mbarrier`](Cluster::mbarrier); a transaction count out of range.
     pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32, agent: &Agent) -> Result<()> {
         let view = Arc::new(agent.outcome());
         let launch = self.launch;
         let b = self.mbarrier(rank, offset, &User::of(agent, true))?;
         b.current.join(None, &view);
         let at = || launch.describe_shared(rank, offset);
-        let out = b.state.complete_tx(bytes).map_err(|m| Fault::from(m).at(at()))?;
+        let out = b.state.complete_tx(bytes).map_err(|f| f.at(at()))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
         Ok(())
     }
 
     /// An asynchronous operation arrives at a barrier; `proxy` is whether through the async proxy.
-    ///
-    /// # Errors
-    /// As [`mbarrier`](Cluster::mbarrier); an arrival too many.
     pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent, proxy: bool) -> Result<()> {
         let view = Arc::new(agent.outcome());
         let launch = self.launch;
         let b = self.mbarrier(rank, offset, &User::of(agent, proxy))?;
         b.current.join(None, &view);
         let at = || launch.describe_shared(rank, offset);
-        let out = b.state.arrive(1).map_err(|m| Fault::from(m).at(at()))?;
+        let out = b.state.arrive(1).map_err(|f| f.at(at()))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
         Ok(())
@@ -184,10 +156,7 @@ impl Cluster<'_> {
 }
 
 /// The CTA and offset of an mbarrier operand.
-///
-/// # Errors
-/// An address that is not in shared memory, or misaligned.
-pub fn locate(space: Space, address: u64) -> std::result::Result<(u32, u32), Fault> {
+pub fn locate(space: Space, address: u64) -> Result<(u32, u32)> {
     match place(space, address) {
         Place::Shared { rank, offset } if offset % 8 == 0 => Ok((rank, offset)),
         p @ Place::Shared { .. } => Err(misaligned(p, 8)),
@@ -217,10 +186,6 @@ impl Cx<'_, '_> {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// Every misuse of a barrier.
 pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Mbar::Init(a, count) => init(cx, a, *count),
@@ -260,7 +225,7 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
             .party(Party { role: "mbarrier.init".into(), pc: Some(pc), cta: None, warp: None })
             .help("mbarrier.inval first"));
         }
-        let state = Mbarrier::init(counts[l]).map_err(|m| Fault::from(m).lane(l as u32))?;
+        let state = Mbarrier::init(counts[l]).map_err(|f| f.lane(l as u32))?;
         cx.write_lane(a.space, addresses[l], l, Kind::WRITE, &state.to_bits().to_le_bytes())?;
         let object = MbarrierObject {
             state,
@@ -313,7 +278,7 @@ fn change(
     operand: Src,
     to: Dst,
     arrival: Option<Arrival>,
-    f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Misuse>,
+    f: impl Fn(Mbarrier, u32) -> Result<Outcome>,
 ) -> Result {
     let addresses = cx.addresses(a);
     let n = cx.w.regs.r32(operand, cx.m);
@@ -336,7 +301,7 @@ fn change(
             let by = (cx.g.actor, arrival.as_ref().map_or(0, |arrival| arrival.clock));
             b.used(&user, Use { by, lanes: 1 << l, pc: cx.pc });
         }
-        let out = f(b.state, n[l]).map_err(|m| Fault::from(m).lane(l as u32).at(at()))?;
+        let out = f(b.state, n[l]).map_err(|f| f.lane(l as u32).at(at()))?;
         b.advance(out.barrier, out.completed);
         if let Some(arrival) = arrival.as_ref().filter(|_| rank as usize != cx.cta) {
             cx.cl.ctas[rank as usize].visits.insert(cx.g.actor, (arrival.clock, cx.pc));
@@ -450,49 +415,34 @@ fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
         let user = cx.user(l);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         if !noinc {
-            b.state = b.state.increment_pending().map_err(|m| Fault::from(m).lane(l as u32))?;
+            b.state = b.state.increment_pending().map_err(|f| f.lane(l as u32))?;
         }
         targets.push((rank, offset));
     }
     let before = cx.w.async_groups.all(GroupKind::CpAsync, cx.m);
     let agent = cx.cl.agent(cx.cta, cx.w, cx.g, cx.m);
-    let due = cx.cl.due();
-    cx.cl.arrive_after(before, targets, (agent, cx.m), due);
+    cx.cl.arrive_after(before, targets, (agent, cx.m));
     Ok(Flow::Next)
 }
 
 impl Cluster<'_> {
     /// Arrives at `targets` once every operation of `before` is complete, looking again every few instructions.
-    fn arrive_after(
-        &mut self,
-        before: Vec<u64>,
-        targets: Vec<(u32, u32)>,
-        (agent, lanes): (Agent, u32),
-        due: u64,
-    ) {
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
-            let mut me = me;
+    fn arrive_after(&mut self, before: Vec<u64>, targets: Vec<(u32, u32)>, (agent, lanes): (Agent, u32)) {
+        self.later(agent, move |cl, me| {
+            let mut me = me.clone();
             let left: Vec<u64> =
                 before.into_iter().filter(|op| cl.ops.get(op).is_some_and(|s| !s.done)).collect();
             if !left.is_empty() {
                 cl.progress -= 1;
-                let due = cl.due();
-                cl.arrive_after(left, targets, (me, lanes), due);
+                cl.arrive_after(left, targets, (me, lanes));
                 return Ok(());
             }
             // Earlier copies are part of what the arrival carries.
-            let known: Vec<_> = cl
-                .ops
-                .values()
-                .filter(|s| s.done && s.owner == (me.cta, me.warp))
-                .map(|s| s.view.clone())
-                .collect();
             let view = Arc::make_mut(&mut me.view);
-            known.iter().for_each(|v| view.join(v));
+            let mine = cl.ops.values().filter(|s| s.done && s.owner == (me.cta, me.warp));
+            mine.for_each(|s| view.join(&s.view));
             view.settle(lanes);
             targets.into_iter().try_for_each(|(rank, offset)| cl.async_arrive(rank, offset, &me, false))
-        };
-        self.engine.push(due, agent, Box::new(job));
+        });
     }
 }

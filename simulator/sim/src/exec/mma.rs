@@ -1,20 +1,14 @@
 //! `mma.sync`: gathers the fragments, multiplies as `semantics::dot` says, scatters the result.
 
-use super::{Cx, Result, undefined};
-use crate::decode::mma::{Kind, Mma};
-use crate::machine::regs::FULL;
-use crate::machine::step::Flow;
-use crate::program::{Dst, Reg, Src};
+use super::undefined;
+use super::*;
+use crate::decode::mma::{Mma, ScaleOperand};
 use crate::report::Width;
-use crate::semantics::dot::{
-    BlockScales, Family, Model, Shape, multiply, multiply_f64, multiply_i32, multiply_scaled,
-};
+use crate::semantics::dot::{BlockScales, Family, Product, Shape, multiply_f64};
 use crate::semantics::element::{Element, Scale};
-use crate::semantics::float::F16;
 use crate::semantics::fragment::{
     check_thread_ids, mma_a, mma_b, mma_c, scale_a_lane, scale_b_lane, scale_byte,
 };
-use crate::semantics::instr_desc::Accumulator;
 
 /// The rate an element type runs at.
 pub fn width(element: Element) -> Width {
@@ -32,13 +26,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// For one element type.
     pub fn new(element: Element) -> Decoder {
         let n = if element.bits() <= 8 { 1 << element.bits() } else { 0 };
         Decoder { element, table: (0..n).map(|c| element.decode(c)).collect() }
     }
 
-    /// The value of a code.
     #[inline]
     pub fn get(&self, code: u32) -> f32 {
         if self.table.is_empty() {
@@ -49,41 +41,65 @@ impl Decoder {
     }
 }
 
-/// Values of a fragment: element `i` of lane `l` goes where `place` says.
-pub(super) fn gather(
-    rows: &[[u32; 32]],
-    container: u32,
-    element: Element,
+/// The elements of `bits` bits of a fragment's registers, of 32 bits if an element fits: element `i` of lane `l` goes
+/// where `place` says.
+#[inline]
+pub(super) fn spread<W: Copy + Into<u64>, T: Copy + Default>(
+    rows: &[[W; 32]],
+    bits: u32,
     len: usize,
     place: impl Fn(u32, u32) -> usize,
-) -> Vec<f32> {
-    let decoder = Decoder::new(element);
-    let mut out = vec![0.0; len];
-    let per = 32 / container;
-    // 4-bit elements of a byte container lie in bits 2 to 5 of it, 6-bit ones at the bottom.
-    let shift = if container == 8 && element.bits() == 4 { 2 } else { 0 };
+    value: impl Fn(u64) -> T,
+) -> Vec<T> {
+    let (per, mask) = ((32 / bits).max(1), u64::MAX >> (64 - bits));
+    let mut out = vec![T::default(); len];
     for (r, row) in rows.iter().enumerate() {
         for (l, word) in row.iter().enumerate() {
             for e in 0..per {
-                let code = word >> (e * container + shift);
-                out[place(l as u32, r as u32 * per + e)] = decoder.get(code);
+                let bits = (*word).into() >> (e * bits) & mask;
+                out[place(l as u32, r as u32 * per + e)] = value(bits);
             }
         }
     }
     out
 }
 
-/// Executes an `mma.sync`.
-///
-/// # Errors
-/// Selectors of scales that are not valid.
+/// The registers of a fragment: the reverse of [`spread`].
+#[inline]
+pub(super) fn collect<T: Copy>(
+    values: &[T],
+    bits: u32,
+    registers: usize,
+    place: impl Fn(u32, u32) -> usize,
+    code: impl Fn(T) -> u64,
+) -> Vec<[u64; 32]> {
+    let per = (32 / bits).max(1);
+    let word =
+        |r: u32, l: u32| (0..per).fold(0, |word, e| word | code(values[place(l, r * per + e)]) << (e * bits));
+    (0..registers as u32).map(|r| std::array::from_fn(|l| word(r, l as u32))).collect()
+}
+
+/// As [`spread`], for operands of floating-point or narrow integer elements in containers of so many bits.
+pub(super) fn gather<W: Copy + Into<u64>>(
+    rows: &[[W; 32]],
+    container: u32,
+    element: Element,
+    len: usize,
+    place: impl Fn(u32, u32) -> usize,
+) -> Vec<f32> {
+    let decoder = Decoder::new(element);
+    // 4-bit elements of a byte container lie in bits 2 to 5 of it, 6-bit ones at the bottom.
+    let shift = if container == 8 && element.bits() == 4 { 2 } else { 0 };
+    spread(rows, container, len, place, |code| decoder.get(code as u32 >> shift))
+}
+
 pub fn execute(op: &Mma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     let [m, n, k] = op.shape.map(|v| v as usize);
     let shape = Shape { m, n, k };
-    if op.kind != Kind::Double {
+    if op.sums.is_some() {
         cx.cl.counters.tensor(width(op.elements[0]), 2 * (m * n * k) as u64);
     }
     if !undefined::any_operand(op, cx) {
@@ -102,162 +118,90 @@ pub fn execute(op: &Mma, cx: &mut Cx<'_, '_>) -> Result {
 
 fn product(op: &Mma, cx: &mut Cx<'_, '_>, shape: Shape) -> Result {
     let Shape { m, n, k } = shape;
-    if op.kind == Kind::Double {
-        return double(op, cx, shape);
-    }
-    let read = |cx: &mut Cx<'_, '_>, regs: &[Reg]| -> Vec<[u32; 32]> {
-        regs.iter().map(|r| cx.w.regs.r32(Src::Reg(*r), FULL)).collect()
-    };
-    let (a, b) = (read(cx, &op.a), read(cx, &op.b));
     let bits = op.container;
-    let a = gather(&a, bits, op.elements[0], m * k, |l, i| {
+    let at_a = |l, i| {
         let (row, kk) = mma_a(bits, m as u32, l, i);
         row as usize * k + kk as usize
-    });
-    let b = gather(&b, bits, op.elements[1], n * k, |l, i| {
+    };
+    let at_b = |l, i| {
         let (kk, col) = mma_b(bits, l, i);
         col as usize * k + kk as usize
-    });
-    let c: Vec<[u32; 32]> = op.c.iter().map(|c| cx.w.regs.r32(*c, FULL)).collect();
-    let per_lane = (m * n / 32) as u32;
-    let at = |l: usize, i: u32| {
-        let (row, col) = mma_c(l as u32, i);
+    };
+    let at_c = |l, i| {
+        let (row, col) = mma_c(l, i);
         row as usize * n + col as usize
     };
-    let mut d = vec![[0u32; 32]; op.d.len()];
-    match op.kind {
-        Kind::Int(saturate) => {
-            let mut sum = vec![0i32; m * n];
-            for l in 0..32 {
-                (0..per_lane).for_each(|i| sum[at(l, i)] = c[i as usize][l] as i32);
-            }
-            multiply_i32(shape, &a, &b, &mut sum, saturate);
-            for l in 0..32 {
-                (0..per_lane).for_each(|i| d[i as usize][l] = sum[at(l, i)] as u32);
-            }
+    let operands = |regs: &[_]| regs.iter().map(|r| Src::Reg(*r)).collect::<Vec<_>>();
+    let [a, b, c] = [operands(&op.a), operands(&op.b), op.c.clone()]
+        .map(|s| s.iter().map(|s| cx.w.regs.r64(*s, FULL)).collect::<Vec<_>>());
+    let d = match op.sums {
+        None => {
+            let a = spread(&a, 64, m * k, at_a, f64::from_bits);
+            let b = spread(&b, 64, n * k, at_b, f64::from_bits);
+            let mut sums = spread(&c, 64, m * n, at_c, f64::from_bits);
+            multiply_f64(shape, &a, &b, &mut sums);
+            collect(&sums, 64, op.d.len(), at_c, f64::to_bits)
         }
-        _ => {
-            let half = op.kind == Kind::Float(Accumulator::F16);
-            let mut sum = vec![0f32; m * n];
-            for l in 0..32 {
-                for i in 0..per_lane {
-                    sum[at(l, i)] = if half {
-                        F16.decode(u64::from(c[i as usize / 2][l] >> (16 * (i % 2)) & 0xffff)) as f32
-                    } else {
-                        f32::from_bits(c[i as usize][l])
-                    };
+        Some(sums) => {
+            let a = gather(&a, bits, op.elements[0], m * k, at_a);
+            let b = gather(&b, bits, op.elements[1], n * k, at_b);
+            let c = spread(&c, sums.bits(), m * n, at_c, |bits| bits as u32);
+            let scales = match &op.scale {
+                Some((ty, blocks, operands)) => Some(scales(cx, shape, *ty, *blocks, operands)?),
+                None => None,
+            };
+            let scales = match (&op.scale, &scales) {
+                (Some((ty, blocks, _)), Some([a, b])) => {
+                    let (blocks, min_exponent) = (*blocks as usize, ty.min_exponent());
+                    Some(BlockScales { a, b, blocks, min_exponent })
                 }
-            }
-            let accumulator = if half { Accumulator::F16 } else { Accumulator::F32 };
-            let model =
-                Model::new(cx.cl.launch.kernel.generation, Family::Mma, op.elements[0], accumulator, k);
-            match &op.scale {
-                None => multiply(&model, shape, &a, &b, &mut sum),
-                Some(_) => scaled(op, cx, &model, shape, (&a, &b), &mut sum)?,
-            }
-            for l in 0..32 {
-                for i in 0..per_lane {
-                    let x = sum[at(l, i)];
-                    if half {
-                        let bits = F16.encode(x.into(), Default::default(), Default::default()) as u32;
-                        d[i as usize / 2][l] |= bits << (16 * (i % 2));
-                    } else {
-                        d[i as usize][l] = x.to_bits();
-                    }
-                }
-            }
+                _ => None,
+            };
+            let product = Product {
+                generation: cx.cl.launch.kernel.generation,
+                family: Family::Mma,
+                shape,
+                element: op.elements[0],
+                c: sums,
+                d: sums,
+                saturate: op.saturate,
+                halved: 0,
+                scales,
+            };
+            collect(&product.of(&a, &b, &c), sums.bits(), op.d.len(), at_c, u64::from)
         }
-    }
+    };
     for (r, v) in op.d.iter().zip(&d) {
-        cx.w.regs.w32(Dst::Reg(*r), FULL, v);
+        cx.w.regs.w64(Dst::Reg(*r), FULL, v);
     }
     Ok(Flow::Next)
 }
 
-fn scaled(
-    op: &Mma,
+/// The scales of the rows of A and of the columns of B.
+fn scales(
     cx: &mut Cx<'_, '_>,
-    model: &Model,
     shape: Shape,
-    (a, b): (&[f32], &[f32]),
-    sum: &mut [f32],
-) -> Result<()> {
-    let Some((ty, vec, operands)) = &op.scale else { return Ok(()) };
-    let mut ids = [(0, 0); 2];
-    for (id, o) in ids.iter_mut().zip(operands) {
-        *id = (
-            cx.uniform(o.byte, "the byte selector")? as u32,
-            cx.uniform(o.thread, "the thread selector")? as u32,
-        );
-    }
-    check_thread_ids(ids[0].1, ids[1].1)?;
-    let [sa, sb] = [0, 1].map(|i| cx.w.regs.peek32(operands[i].data));
-    let blocks = *vec as usize;
-    let pick = |word: u32, byte_id: u32, block: usize| -> Result<f32> {
-        let byte = scale_byte(*vec, byte_id, block as u32)?;
-        Ok(ty.decode((word >> (8 * byte)) as u8))
+    ty: Scale,
+    blocks: u32,
+    [a, b]: &[ScaleOperand; 2],
+) -> Result<[Vec<f32>; 2]> {
+    let mut selectors = |o: &ScaleOperand| -> Result<(u32, u32)> {
+        let byte = cx.uniform(o.byte, "the byte selector")?;
+        Ok((byte as u32, cx.uniform(o.thread, "the thread selector")? as u32))
     };
-    let mut scale_a = Vec::with_capacity(shape.m * blocks);
-    for row in 0..shape.m as u32 {
-        let word = sa[scale_a_lane(row, ids[0].1) as usize];
-        for block in 0..blocks {
-            scale_a.push(pick(word, ids[0].0, block)?);
+    let ((byte_a, thread_a), (byte_b, thread_b)) = (selectors(a)?, selectors(b)?);
+    check_thread_ids(thread_a, thread_b)?;
+    let mut of = |o: &ScaleOperand, count: usize, byte: u32, lane: &dyn Fn(u32) -> u32| -> Result<Vec<f32>> {
+        let words = cx.w.regs.peek32(o.data);
+        let mut out = Vec::with_capacity(count * blocks as usize);
+        for row in 0..count as u32 {
+            for block in 0..blocks {
+                let shift = 8 * scale_byte(blocks, byte, block)?;
+                out.push(ty.decode((words[lane(row) as usize] >> shift) as u8));
+            }
         }
-    }
-    let mut scale_b = Vec::with_capacity(shape.n * blocks);
-    for col in 0..shape.n as u32 {
-        let word = sb[scale_b_lane(col, ids[1].1) as usize];
-        for block in 0..blocks {
-            scale_b.push(pick(word, ids[1].0, block)?);
-        }
-    }
-    let scales = BlockScales { a: &scale_a, b: &scale_b, blocks, min_exponent: min_exponent(*ty) };
-    multiply_scaled(model, shape, a, b, scales, sum);
-    Ok(())
-}
-
-/// The smallest exponent of a scale type.
-pub fn min_exponent(scale: Scale) -> i32 {
-    match scale {
-        Scale::Ue4m3 => -6,
-        Scale::Ue8m0 => -127,
-    }
-}
-
-fn double(op: &Mma, cx: &mut Cx<'_, '_>, shape: Shape) -> Result {
-    let Shape { m, n, k } = shape;
-    let read = |cx: &mut Cx<'_, '_>, s: Src| cx.w.regs.r64(s, FULL).map(f64::from_bits);
-    let mut a = vec![0.0; m * k];
-    for (i, r) in op.a.iter().enumerate() {
-        let v = read(cx, Src::Reg(*r));
-        for (l, v) in v.into_iter().enumerate() {
-            let (row, kk) = mma_a(64, m as u32, l as u32, i as u32);
-            a[row as usize * k + kk as usize] = v;
-        }
-    }
-    let mut b = vec![0.0; n * k];
-    for (i, r) in op.b.iter().enumerate() {
-        let v = read(cx, Src::Reg(*r));
-        for (l, v) in v.into_iter().enumerate() {
-            let (kk, col) = mma_b(64, l as u32, i as u32);
-            b[col as usize * k + kk as usize] = v;
-        }
-    }
-    let at = |l: usize, i: usize| {
-        let (row, col) = mma_c(l as u32, i as u32);
-        row as usize * n + col as usize
+        Ok(out)
     };
-    let mut c = vec![0.0; m * n];
-    for (i, s) in op.c.iter().enumerate() {
-        let v = read(cx, *s);
-        for (l, v) in v.into_iter().enumerate() {
-            c[at(l, i)] = v;
-        }
-    }
-    multiply_f64(shape, &a, &b, &mut c);
-    for (i, r) in op.d.iter().enumerate() {
-        let v = std::array::from_fn(|l| c[at(l, i)].to_bits());
-        cx.w.regs.w64(Dst::Reg(*r), FULL, &v);
-    }
-    Ok(Flow::Next)
+    let a = of(a, shape.m, byte_a, &|row| scale_a_lane(row, thread_a))?;
+    Ok([a, of(b, shape.n, byte_b, &|column| scale_b_lane(column, thread_b))?])
 }

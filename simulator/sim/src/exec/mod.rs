@@ -22,48 +22,33 @@ pub mod warp;
 pub mod wgmma;
 pub mod wmma;
 
-use crate::check::lanes::Lanes;
+// What most families work with; they import it from here.
+use crate::check::{lanes::Lanes, shadow::Kind};
 use crate::decode::Op;
+use crate::decode::operand::{Addr, Ordering, Scope};
 use crate::machine::cluster::Cluster;
+use crate::machine::engine::Agent;
+use crate::machine::regs::FULL;
 use crate::machine::step::Flow;
-use crate::machine::warp::{Group, Wait, Warp};
-use crate::program::{Reg, Src};
-use crate::semantics::Misuse;
+use crate::machine::warp::{Group, GroupKind, Wait, Warp};
+use crate::memory::{Place, Space, place};
+use crate::program::{Dst, Reg, Src};
 use crate::trap::{Check, Fault, Party};
+use std::sync::Arc;
 
-/// What an instruction works on.
 pub struct Cx<'c, 'a> {
-    /// The cluster.
     pub cl: &'c mut Cluster<'a>,
-    /// The warp.
     pub w: &'c mut Warp,
-    /// The group of lanes.
     pub g: &'c mut Group,
-    /// Rank of its CTA.
     pub cta: usize,
     /// Lanes whose guard is true.
     pub m: u32,
-    /// Its position.
     pub pc: u32,
     /// For which lanes accesses are, if not for the lane that gives the address.
     pub together: Option<Lanes>,
 }
 
-/// Result of executing an instruction.
 pub type Result<T = Flow> = std::result::Result<T, Fault>;
-
-impl From<Misuse> for Fault {
-    fn from(misuse: Misuse) -> Fault {
-        let check = match misuse {
-            Misuse::BarrierCount { .. }
-            | Misuse::BarrierOverrun { .. }
-            | Misuse::BarrierTxRange { .. }
-            | Misuse::BarrierInvalid { .. } => Check::Mbarrier,
-            _ => Check::Illegal,
-        };
-        Fault::new(check, misuse.to_string())
-    }
-}
 
 /// The set lanes of a mask.
 pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
@@ -85,9 +70,6 @@ impl Cx<'_, '_> {
     }
 
     /// As [`gather`](Cx::gather) for an `.aligned` instruction: all lanes of the warp.
-    ///
-    /// # Errors
-    /// With strict checks, lanes that only the end of a branch has brought together.
     pub fn aligned(&mut self) -> Result<Option<Flow>> {
         let flow = self.gather(u32::MAX);
         match self.g.met {
@@ -102,9 +84,6 @@ impl Cx<'_, '_> {
     }
 
     /// The value that all active lanes have in common.
-    ///
-    /// # Errors
-    /// A fault that names the lanes that differ.
     pub fn uniform(&mut self, s: Src, what: &str) -> Result<u64> {
         let v = self.w.regs.r64(s, self.m);
         let first = self.m.trailing_zeros() as usize;
@@ -121,21 +100,12 @@ impl Cx<'_, '_> {
         }
     }
 
-    /// Registers of matrix operands are 32 bits wide; decode has checked it.
-    pub fn row(&self, r: Reg) -> [u32; 32] {
-        self.w.regs.row32(r)
-    }
-
     /// The first active lane.
     pub fn first_lane(&self) -> u32 {
         self.m.trailing_zeros().min(31)
     }
 }
 
-/// Executes one operation for the active lanes.
-///
-/// # Errors
-/// The rule that was broken.
 pub fn execute(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Op::Nop => Ok(Flow::Next),

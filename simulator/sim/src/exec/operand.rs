@@ -1,9 +1,7 @@
 //! Matrix operands in shared memory, as `wgmma` and `tcgen05` read them.
 
-use super::Result;
 use super::mma::Decoder;
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
+use super::*;
 use crate::semantics::element::Element;
 use crate::semantics::smem_desc::{Major, SmemDesc};
 
@@ -12,11 +10,9 @@ use crate::semantics::smem_desc::{Major, SmemDesc};
 pub struct Matrix {
     /// CTA that holds it.
     pub rank: u32,
-    /// Its layout.
     pub desc: SmemDesc,
     /// Which dimension is contiguous.
     pub major: Major,
-    /// Element type.
     pub element: Element,
     /// 4- and 6-bit elements lie in groups of 16 padded to 16 bytes (`kind::f8f6f4`).
     pub padded: bool,
@@ -29,9 +25,6 @@ impl Matrix {
     }
 
     /// Rows `first..first + rows` (of M or N) over `k` elements, as `[row * k + kk]`, read by `agent`.
-    ///
-    /// # Errors
-    /// Bounds, races, missing fences, unwritten bytes.
     pub fn read(
         &self,
         cl: &mut Cluster<'_>,
@@ -57,7 +50,7 @@ impl Matrix {
                     Major::K => self.desc.k_major(first + line, c),
                     Major::Mn => self.desc.mn_major(first / per + c, line),
                 };
-                cl.async_read_shared(self.rank, address, &mut chunk, agent)?;
+                cl.async_read(Place::Shared { rank: self.rank, offset: address }, &mut chunk, agent)?;
                 let word = u128::from_le_bytes(chunk);
                 for e in 0..per.min(along - c * per) {
                     let value = decoder.get((word >> (e * bits)) as u32 & mask);

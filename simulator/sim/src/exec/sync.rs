@@ -4,12 +4,9 @@
 //! returns the value learns it, at once for an acquire and at the next fence for a relaxed read (PTX ISA "Release
 //! and Acquire Patterns"). Scopes narrower than the distance between the two threads do not synchronize.
 
-use super::{Cx, lanes};
+use super::*;
 use crate::check::order::View;
 use crate::check::outside::Outside;
-use crate::decode::operand::{Ordering, Scope};
-use crate::memory::Place;
-use std::sync::Arc;
 
 /// What a strong write has published at an address.
 #[derive(Debug, Clone)]

@@ -1,18 +1,11 @@
 //! `tensormap.replace` and `tensormap.cp_fenceproxy`: edits of the 128-byte record in memory.
 
 use super::fence::fence;
-use super::{Cx, Result, lanes};
-use crate::check::shadow::Kind;
+use super::*;
 use crate::decode::fence::Fence;
 use crate::decode::tensor_map::TensorMapOp;
-use crate::machine::step::Flow;
-use crate::memory::place;
 use crate::tensor_map::replace;
 
-/// Executes an operation on a tensor map.
-///
-/// # Errors
-/// A bad address, bytes that are no tensor map, a value the field cannot have.
 pub fn execute(op: &TensorMapOp, cx: &mut Cx<'_, '_>) -> Result {
     let mut bytes = [0; 128];
     match op {

@@ -1,28 +1,16 @@
 //! Copies through a tensor map: `semantics::tma` plans the pieces, this moves them.
 
-use super::copy::{apply, destinations};
+use super::copy::destinations;
 use super::mbarrier::locate;
-use super::{Cx, Result, lanes};
-use crate::check::shadow::Kind;
-use crate::decode::copy::Reduce;
-use crate::decode::operand::{Addr, Scope};
+use super::*;
 use crate::decode::tma::{Mode, Tensor};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::{Agent, Job};
-use crate::machine::step::Flow;
-use crate::machine::warp::GroupKind;
-use crate::memory::{Place, place};
-use crate::program::Src;
-use crate::semantics::misuse::Misuse;
-use crate::semantics::reduce::{ReduceType, Reduction};
-use crate::semantics::tma::{Direction, Piece, TensorType, TiledTensor};
+use crate::semantics::reduce::Reduction;
+use crate::semantics::tma::{Direction, Piece, TiledTensor};
 use crate::tensor_map;
-use crate::trap::{Check, Fault};
+use dualgemm_ptx::Type;
+use dualgemm_ptx::layout::TensorDataType;
 
 /// Executes a tensor copy.
-///
-/// # Errors
-/// A bad map, address or coordinate.
 pub fn execute(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Tensor::Load { .. } => load(op, cx),
@@ -49,7 +37,7 @@ enum Moved {
 
 impl Transfer {
     /// Where each part comes from and goes to.
-    fn pieces(&self, smem: u32, direction: Direction) -> std::result::Result<Vec<Piece>, Misuse> {
+    fn pieces(&self, smem: u32, direction: Direction) -> Result<Vec<Piece>> {
         let Transfer { tensor, coordinates, mode } = self;
         match mode {
             Moved::Tile => tensor.pieces(coordinates, smem, direction).map(Iterator::collect),
@@ -123,57 +111,46 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
             return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
         }
         // The plan is checked now, so that a bad destination is reported at the instruction.
-        transfer.pieces(offset, Direction::Load).map_err(|m| lane(m.into()))?;
+        transfer.pieces(offset, Direction::Load).map_err(lane)?;
         let agent = cx.agent_of(1 << l);
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
+        cx.cl.later(agent, move |cl, me| {
             let mut buffer = Vec::new();
             for piece in transfer.pieces(offset, Direction::Load)? {
                 buffer.clear();
                 buffer.resize(piece.bytes as usize, 0);
                 if let Some(from) = piece.global {
-                    cl.async_read_global(from, &mut buffer, &me)?;
+                    cl.async_read(Place::Global(from), &mut buffer, me)?;
                 }
                 for &(rank, _) in &targets {
-                    cl.async_write_shared(rank, piece.smem, &buffer, &me)?;
+                    cl.async_write(Place::Shared { rank, offset: piece.smem }, &buffer, me)?;
                 }
             }
             for (_, rank) in targets {
-                cl.complete_tx(rank, signal, transfer.bytes(), &me)?;
+                cl.complete_tx(rank, signal, transfer.bytes(), me)?;
             }
             Ok(())
-        };
-        let due = cx.cl.due();
-        cx.cl.engine.push(due, agent, Box::new(job));
+        });
     }
     Ok(Flow::Next)
 }
 
-fn element(ty: TensorType) -> Option<ReduceType> {
+/// What a reduction works on: the logical operators on the bits of whole numbers.
+fn element(op: Reduction, ty: TensorDataType) -> Option<Type> {
+    use TensorDataType::*;
+    let logical = matches!(op, Reduction::And | Reduction::Or | Reduction::Xor);
     Some(match ty {
-        TensorType::U32 => ReduceType::U32,
-        TensorType::S32 => ReduceType::S32,
-        TensorType::U64 => ReduceType::U64,
-        TensorType::S64 => ReduceType::S64,
-        TensorType::F16 => ReduceType::F16,
-        TensorType::Bf16 => ReduceType::Bf16,
-        TensorType::F32 | TensorType::F32Ftz => ReduceType::F32,
-        TensorType::F64 => ReduceType::F64,
+        U32 | S32 if logical => Type::B32,
+        U64 | S64 if logical => Type::B64,
+        U32 => Type::U32,
+        S32 => Type::S32,
+        U64 => Type::U64,
+        S64 => Type::S64,
+        F16 => Type::F16,
+        Bf16 => Type::Bf16,
+        F32 | F32Ftz => Type::F32,
+        F64 => Type::F64,
         _ => return None,
     })
-}
-
-/// The logical operators work on the bits of whole numbers.
-fn operated(op: Reduction, ty: ReduceType) -> ReduceType {
-    match (op, ty) {
-        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U32 | ReduceType::S32) => {
-            ReduceType::B32
-        }
-        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U64 | ReduceType::S64) => {
-            ReduceType::B64
-        }
-        _ => ty,
-    }
 }
 
 fn store(
@@ -181,7 +158,7 @@ fn store(
     from: &Addr,
     what: (&Addr, &Mode),
     c: &[Src],
-    reduce: Option<Reduce>,
+    reduce: Option<Reduction>,
 ) -> Result {
     let src = cx.addresses(from);
     // Lanes that store the same do it once, as the chip does for the lanes of a warp: CUTLASS has whole warps store.
@@ -196,10 +173,10 @@ fn store(
     for (l, lanes, transfer) in stores {
         let lane = |f: Fault| f.lane(l as u32);
         let Place::Shared { rank, offset } = place(from.space, src[l]) else { continue };
-        transfer.pieces(offset, Direction::Store).map_err(|m| lane(m.into()))?;
+        transfer.pieces(offset, Direction::Store).map_err(lane)?;
         let reduce = match reduce {
-            Some((op, _, n)) => match element(transfer.tensor.ty) {
-                Some(ty) => Some((op, operated(op, ty), n)),
+            Some(op) => match element(op, transfer.tensor.ty) {
+                Some(ty) => Some((op, ty)),
                 None => {
                     let text = format!("no reduction on elements of type {:?}", transfer.tensor.ty);
                     return Err(Fault::new(Check::Illegal, text).lane(l as u32));
@@ -210,50 +187,23 @@ fn store(
         let agent = cx.agent_of(lanes);
         let op = cx.cl.start_op(&agent, lanes);
         cx.w.async_groups.start(GroupKind::Bulk, lanes, op);
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
+        cx.cl.later_store(agent, move |cl, me| {
             let mut pieces = Vec::new();
             for piece in transfer.pieces(offset, Direction::Store)? {
                 let mut bytes = vec![0; piece.bytes as usize];
-                cl.async_read_shared(rank, piece.smem, &mut bytes, &me)?;
-                pieces.extend(piece.global.map(|at| (at, bytes)));
+                cl.async_read(Place::Shared { rank, offset: piece.smem }, &mut bytes, me)?;
+                pieces.extend(piece.global.map(|at| (Place::Global(at), bytes)));
             }
             cl.finish_op(op, false);
-            let agent = me.clone();
-            let write = move |cl: &mut Cluster<'_>| {
+            cl.write_later(me.clone(), (true, reduce.is_some()), move |cl, me| {
                 for (at, bytes) in pieces {
-                    write_piece(cl, at, &bytes, reduce, &me)?;
+                    cl.async_reduce(at, &bytes, reduce, u16::MAX, me)?;
                 }
                 cl.finish_op(op, true);
                 Ok(())
-            };
-            let due = cl.due();
-            let again = agent.clone();
-            let job: Job = if reduce.is_some() {
-                Box::new(move |cl: &mut Cluster<'_>| cl.in_order(again, Box::new(write)))
-            } else {
-                Box::new(write)
-            };
-            cl.engine.push_outliving(due, agent, job);
+            });
             Ok(())
-        };
-        let due = cx.cl.due();
-        cx.cl.push_store(due, agent, Box::new(job));
+        });
     }
     Ok(Flow::Next)
-}
-
-fn write_piece(
-    cl: &mut Cluster<'_>,
-    at: u64,
-    bytes: &[u8],
-    reduce: Option<Reduce>,
-    me: &Agent,
-) -> Result<()> {
-    let Some(reduce) = reduce else { return cl.async_write_global(at, bytes, me) };
-    cl.touch_global(at, bytes.len() as u64, Kind::PROXY_WRITE.strong(Some(Scope::Gpu)), me.who())?;
-    let mut old = vec![0; bytes.len()];
-    cl.launch.global.read(at, &mut old)?;
-    apply(reduce, &mut old, bytes, true)?;
-    cl.launch.global.write(at, &old)
 }

@@ -1,7 +1,8 @@
 //! Which bits of a result are undefined when bits of the operands are: run after an instruction that has read some,
 //! whose writes the registers have put aside.
 
-use super::{Cx, Result, execute, lanes};
+use super::execute;
+use super::*;
 use crate::check::lanes::Who;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{self, Access, Look};
@@ -10,15 +11,12 @@ use crate::decode::Op;
 use crate::decode::arith::{Arith, Comparison, Int1, Int2, Int3, Part};
 use crate::decode::convert::{Convert, Number};
 use crate::decode::float::Float;
-use crate::decode::mma::{Kind, Mma};
-use crate::machine::cluster::Cluster;
+use crate::decode::mma::Mma;
 use crate::machine::grid::Launch;
 use crate::machine::regs::{Aside, Shadow};
-use crate::program::{Reg, Src};
 use crate::semantics::float::arith::Compare;
 use crate::semantics::fragment::{mma_a, mma_b, mma_c, scale_a_lane, scale_b_lane, scale_byte};
 use crate::semantics::instr_desc::Accumulator;
-use crate::trap::{Check, Fault, Party};
 use smallvec::SmallVec;
 
 /// How undefined bits of operands reach the result.
@@ -119,7 +117,7 @@ fn arith(op: &Arith) -> (Spread, Vec<Src>, Vec<Src>) {
         Arith::Set(_, _, _, s, with, _) => {
             (Spread::Whole(64), s.iter().copied().chain(with.map(|(_, p)| p)).collect(), Vec::new())
         }
-        Arith::Select(_, _, s, p) => (Spread::Bits, s.to_vec(), vec![*p]),
+        Arith::Select(_, s, p) => (Spread::Bits, s.to_vec(), vec![*p]),
         Arith::SignSelect(_, _, s, by, ..) => (Spread::Bits, s.to_vec(), vec![*by]),
     }
 }
@@ -209,9 +207,6 @@ impl Spread {
 }
 
 /// Completes an instruction that has computed with undefined bits; in `unsure` lanes its guard is undefined.
-///
-/// # Errors
-/// What the instruction's own are.
 pub fn settle(op: &Op, cx: &mut Cx<'_, '_>, unsure: u32) -> Result<()> {
     let pc = cx.pc;
     let (reads, writes) = cx.w.regs.take_aside();
@@ -258,13 +253,10 @@ pub fn any_operand(op: &Mma, cx: &Cx<'_, '_>) -> bool {
 }
 
 /// The undefined bits of the registers of D: those in a row of A, or a column of B, or under an element of C, that has any.
-///
-/// # Errors
-/// Selectors of scales that are not valid.
 pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
     let pc = cx.pc;
     let [m, n, _] = op.shape;
-    let bits = if op.kind == Kind::Double { 64 } else { op.container };
+    let bits = op.container;
     let per = (32 / bits).max(1);
     let mut rows: Vec<Option<Origin>> = vec![None; m as usize];
     let mut columns: Vec<Option<Origin>> = vec![None; n as usize];
@@ -297,8 +289,8 @@ pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
             }
         }
     }
-    let half = op.kind == Kind::Float(Accumulator::F16);
-    let (width, packed) = if half { (16, 2) } else { (bits.max(32), 1) };
+    let width = op.sums.map_or(64, Accumulator::bits);
+    let packed = (32 / width).max(1);
     let c: Vec<Shadow> = op.c.iter().map(|c| cx.w.regs.shadow(*c, pc)).collect();
     let mut out = vec![Shadow::default(); op.d.len()];
     for (r, out) in out.iter_mut().enumerate() {
@@ -344,9 +336,6 @@ impl Launch<'_> {
 impl Cluster<'_> {
     /// What is undefined of shared memory that a thread reads, which [`touch_shared`](Cluster::touch_shared) has just
     /// complained of.
-    ///
-    /// # Errors
-    /// Races and missing fences that it has not come to.
     #[cold]
     pub(super) fn hole_in_shared(
         &mut self,

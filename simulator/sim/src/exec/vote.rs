@@ -1,21 +1,15 @@
 //! Data exchange within a warp. Every operation first brings the lanes of its member mask together.
 
-use super::{Cx, Result, lanes};
+use super::*;
 use crate::check::undefined::{Origin, Source};
 use crate::decode::vote::{Ballot, Redux, Shuffle, Vote};
 use crate::machine::regs::Shadow;
-use crate::machine::step::Flow;
-use crate::program::Src;
 use crate::semantics::float::{F32, arith};
-use crate::trap::{Check, Fault};
 
 /// For each executing lane, the live members of its mask, once all of them are here.
 ///
 /// Lanes of different masks (tiles of a warp) may execute together; if members of some are missing, lanes with
 /// the first mask go on alone. `Err` is what to do while members are missing.
-///
-/// # Errors
-/// A member mask that lacks an executing lane.
 pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u32; 32], Flow>> {
     let masks = cx.w.regs.r32(mask, cx.m);
     let first = masks[cx.first_lane() as usize];
@@ -40,10 +34,6 @@ pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u3
     })
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// A member mask that lacks an executing lane.
 pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
     let mask = match op {
         Vote::Shuffle(.., s) => Some(s[3]),
@@ -64,32 +54,10 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
         cx.g.met = None;
     }
     match op {
-        Vote::Shuffle(mode, d, p, s) => {
-            let pc = cx.pc;
-            let shadow = (cx.w.regs.unwritten(s[0]) != 0).then(|| cx.w.regs.shadow(s[0], pc));
-            let mut undefined = Shadow::default();
-            let a = cx.w.regs.peek32(s[0]);
-            let (b, c) = (cx.w.regs.r32(s[1], m), cx.w.regs.r32(s[2], m));
-            let mut out = [0; 32];
-            let mut valid = 0u32;
-            for l in lanes(m) {
-                let (from, ok) = shuffle(*mode, l as u32, b[l], c[l]);
-                // A lane that does not take part, or has exited, gives an undefined value.
-                if all[l] >> from & 1 == 0 {
-                    undefined.add(l, u128::MAX, Some(Origin { source: Source::Lane(from), pc }));
-                } else if let Some(shadow) = &shadow {
-                    undefined.add(l, shadow.bits[from as usize], shadow.origins[from as usize]);
-                }
-                out[l] = a[from as usize];
-                valid |= u32::from(ok) << l;
-            }
-            cx.w.regs.w32(*d, m, &out);
-            cx.w.regs.set_shadow(*d, m, &undefined);
-            cx.w.regs.wpred(*p, m, valid);
-        }
+        Vote::Shuffle(mode, d, p, s) => exchange(cx, *mode, [*d, *p], s, &all),
         Vote::Ballot(mode, d, p, _) => {
             let p = cx.w.regs.pred(*p, m);
-            if *mode == Ballot::Ballot {
+            if *mode == Ballot::Mask {
                 cx.w.regs.w32(*d, m, &all.map(|all| p & all));
                 return Ok(Flow::Next);
             }
@@ -141,6 +109,31 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
         Vote::Active(d) => cx.w.regs.w32(*d, m, &[m; 32]),
     }
     Ok(Flow::Next)
+}
+
+fn exchange(cx: &mut Cx<'_, '_>, mode: Shuffle, [d, p]: [Dst; 2], s: &[Src; 4], all: &[u32; 32]) {
+    let m = cx.m;
+    let pc = cx.pc;
+    let shadow = (cx.w.regs.unwritten(s[0]) != 0).then(|| cx.w.regs.shadow(s[0], pc));
+    let mut undefined = Shadow::default();
+    let a = cx.w.regs.peek32(s[0]);
+    let (b, c) = (cx.w.regs.r32(s[1], m), cx.w.regs.r32(s[2], m));
+    let mut out = [0; 32];
+    let mut valid = 0u32;
+    for l in lanes(m) {
+        let (from, ok) = shuffle(mode, l as u32, b[l], c[l]);
+        // A lane that does not take part, or has exited, gives an undefined value.
+        if all[l] >> from & 1 == 0 {
+            undefined.add(l, u128::MAX, Some(Origin { source: Source::Lane(from), pc }));
+        } else if let Some(shadow) = &shadow {
+            undefined.add(l, shadow.bits[from as usize], shadow.origins[from as usize]);
+        }
+        out[l] = a[from as usize];
+        valid |= u32::from(ok) << l;
+    }
+    cx.w.regs.w32(d, m, &out);
+    cx.w.regs.set_shadow(d, m, &undefined);
+    cx.w.regs.wpred(p, m, valid);
 }
 
 /// The lane `shfl` reads from, and whether it is in range (PTX ISA 9.7.9.6).

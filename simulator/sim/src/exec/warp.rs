@@ -2,13 +2,9 @@
 //!
 //! A run that breaks a rule is carried out again lane by lane, so that what is reported names the lane.
 
-use super::{Cx, Result, lanes};
-use crate::check::lanes::Lanes;
+use super::*;
 use crate::check::order::View;
-use crate::check::shadow::Kind;
 use crate::check::undefined::Hole;
-use crate::memory::{Place, Space, place};
-use std::sync::Arc;
 
 /// The bytes of every lane, one after the other.
 pub type Bytes = [u8; 1024];
@@ -57,9 +53,6 @@ fn runs(mut mask: u32, addresses: &[u64; 32], bytes: usize) -> impl Iterator<Ite
 
 impl Cx<'_, '_> {
     /// Reads `bytes` bytes for every active lane. Returns the lanes that read undefined bytes.
-    ///
-    /// # Errors
-    /// Everything else that can be wrong with a read.
     pub fn load_warp(
         &mut self,
         space: Space,
@@ -87,9 +80,6 @@ impl Cx<'_, '_> {
     }
 
     /// Writes `bytes` bytes for every active lane, those in `holes` undefined.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a write; undefined bytes in memory that others see.
     pub fn store_warp(
         &mut self,
         space: Space,
@@ -160,23 +150,15 @@ impl Cx<'_, '_> {
         let who = self.who(&view, if run.same { Lanes::Several } else { Lanes::Each(run.first, bytes) });
         let start = run.first * bytes;
         let to = &mut out[start..][..len];
-        let done = match at {
-            Place::Global(a) => self
-                .cl
-                .touch_global(a, len as u64, kind, who)
-                .and_then(|()| self.cl.launch.global.read(a, to))
-                .map(|()| self.cl.counters.global_read += again),
-            Place::Shared { rank, offset } => self
-                .cl
-                .touch_shared(rank, offset, len as u32, kind, who)
-                .and_then(|()| self.cl.ctas[rank as usize].shared.slice(rank, offset, len))
-                .map(|from| to.copy_from_slice(from))
-                .map(|()| self.cl.counters.shared_read += again),
-            _ => return false,
-        };
-        if done.is_err() {
-            (self.cl.counters.shared_read, self.cl.counters.global_read) = (shared, global);
-            return false;
+        let done = self.cl.touch(at, len, kind, who).and_then(|()| self.cl.read_at(at, to));
+        let counters = &mut self.cl.counters;
+        match (done, at) {
+            (Err(_), _) => {
+                (counters.shared_read, counters.global_read) = (shared, global);
+                return false;
+            }
+            (_, Place::Global(_)) => counters.global_read += again,
+            _ => counters.shared_read += again,
         }
         if run.same {
             (1..lanes).for_each(|l| out.copy_within(start..start + bytes, start + l * bytes));
@@ -202,18 +184,7 @@ impl Cx<'_, '_> {
         let (shared, global) = (self.cl.counters.shared_written, self.cl.counters.global_written);
         let who = self.who(&view, Lanes::Each(run.first, bytes));
         let from = &src[run.first * bytes..][..len];
-        let done = match at {
-            Place::Global(a) => self
-                .cl
-                .touch_global(a, len as u64, kind, who)
-                .and_then(|()| self.cl.launch.global.write(a, from)),
-            Place::Shared { rank, offset } => self
-                .cl
-                .touch_shared(rank, offset, len as u32, kind, who)
-                .and_then(|()| self.cl.ctas[rank as usize].shared.slice_mut(rank, offset, len))
-                .map(|to| to.copy_from_slice(from)),
-            _ => return false,
-        };
+        let done = self.cl.touch(at, len, kind, who).and_then(|()| self.cl.write_at(at, from));
         if done.is_err() {
             (self.cl.counters.shared_written, self.cl.counters.global_written) = (shared, global);
         }

@@ -1,29 +1,17 @@
 //! `wgmma`: the four warps of a warpgroup issue an operation one by one; it is carried out as one, later. Each warp
 //! has 16 rows of the 64.
 
-use super::mma::{Decoder, width};
+use super::mma::{collect, gather, spread, width};
 use super::operand::Matrix;
-use super::{Cx, Result};
+use super::*;
 use crate::decode::wgmma::{A, Multiply, Wgmma};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
 use crate::machine::groups::{OpId, Share};
-use crate::machine::regs::{FULL, Lock};
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Warp};
-use crate::program::{Reg, Src};
-use crate::semantics::dot::{Family, Generation, Model, Shape, multiply, multiply_i32};
-use crate::semantics::float::F16;
+use crate::machine::regs::Lock;
+use crate::machine::warp::Warp;
+use crate::semantics::dot::{Family, Generation, Product, Shape};
 use crate::semantics::fragment::{wgmma_a, wgmma_d};
-use crate::semantics::instr_desc::Accumulator;
 use crate::semantics::smem_desc::SmemDesc;
-use crate::trap::{Check, Fault, Party};
-use std::sync::Arc;
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// Bad descriptors, missing fences, registers in flight.
 pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);
@@ -160,7 +148,7 @@ fn share(
         let due = cx.cl.due().max(earliest);
         cx.cl.ctas[cx.cta].warpgroups[group].busy_until = due;
         let op = op.clone();
-        cx.cl.engine.push(due, agent, Box::new(move |cl| carry_out(&op, b, shares, cl)));
+        cx.cl.engine.push(due, agent, false, Box::new(move |cl, _| carry_out(&op, b, shares, cl)));
     }
     Ok(id)
 }
@@ -194,6 +182,7 @@ fn carry_out(op: &Multiply, b: SmemDesc, shares: Vec<Share>, cl: &mut Cluster<'_
     Ok(())
 }
 
+/// Computes the rows of one warp; the fragment functions count them from its first.
 fn compute(
     op: &Multiply,
     w: &mut Warp,
@@ -202,80 +191,41 @@ fn compute(
     b: &[f32],
     scale_d: bool,
 ) {
-    let (n, k) = (op.n as usize, op.k as usize);
-    let shape = Shape { m: 16, n, k };
-    let mut a = a.unwrap_or_else(|| registers(op, w));
+    let [n, k] = [op.n, op.k].map(|v| v as usize);
+    let rows = |regs: &[Reg]| regs.iter().map(|r| w.regs.row32(*r)).collect::<Vec<_>>();
+    let mut a = a.unwrap_or_else(|| {
+        let A::Registers(regs) = &op.a else { return Vec::new() };
+        let bits = op.elements[0].bits();
+        gather(&rows(regs), bits, op.elements[0], 16 * k, |l, i| {
+            let (row, kk) = wgmma_a(bits, 0, l, i);
+            row as usize * k + kk as usize
+        })
+    });
     if op.negate[0] {
         a.iter_mut().for_each(|x| *x = -*x);
     }
-    // Rows of this warp only: the fragment functions count rows from the warp's first.
-    let place = |l: usize, i: u32| {
-        let (row, col) = wgmma_d(0, l as u32, i);
+    let place = |l, i| {
+        let (row, col) = wgmma_d(0, l, i);
         row as usize * n + col as usize
     };
-    let half = op.accumulator == Some(Accumulator::F16);
-    let per_lane = op.n / 2;
-    let rows: Vec<[u32; 32]> = op.d.iter().map(|r| w.regs.row32(*r)).collect();
-    let mut out = vec![[0u32; 32]; op.d.len()];
-    if op.accumulator.is_none() {
-        let mut c = vec![0i32; 16 * n];
-        if scale_d {
-            for l in 0..32 {
-                (0..per_lane).for_each(|i| c[place(l, i)] = rows[i as usize][l] as i32);
-            }
-        }
-        multiply_i32(shape, &a, b, &mut c, op.saturate);
-        for l in 0..32 {
-            (0..per_lane).for_each(|i| out[i as usize][l] = c[place(l, i)] as u32);
-        }
-    } else {
-        let mut c = vec![0f32; 16 * n];
-        if scale_d {
-            for l in 0..32 {
-                for i in 0..per_lane {
-                    c[place(l, i)] = if half {
-                        F16.decode(u64::from(rows[i as usize / 2][l] >> (16 * (i % 2)) & 0xffff)) as f32
-                    } else {
-                        f32::from_bits(rows[i as usize][l])
-                    };
-                }
-            }
-        }
-        let accumulator = op.accumulator.unwrap_or(Accumulator::F32);
-        let model = Model::new(generation, Family::Wgmma, op.elements[0], accumulator, k);
-        multiply(&model, shape, &a, b, &mut c);
-        for l in 0..32 {
-            for i in 0..per_lane {
-                let x = c[place(l, i)];
-                if half {
-                    let bits = F16.encode(x.into(), Default::default(), Default::default()) as u32;
-                    out[i as usize / 2][l] |= bits << (16 * (i % 2));
-                } else {
-                    out[i as usize][l] = x.to_bits();
-                }
-            }
-        }
+    let bits = op.sums.bits();
+    let c = match scale_d {
+        true => spread(&rows(&op.d), bits, 16 * n, place, |bits| bits as u32),
+        false => vec![0; 16 * n],
+    };
+    let product = Product {
+        generation,
+        family: Family::Wgmma,
+        shape: Shape { m: 16, n, k },
+        element: op.elements[0],
+        c: op.sums,
+        d: op.sums,
+        saturate: op.saturate,
+        halved: 0,
+        scales: None,
+    };
+    let d = collect(&product.of(&a, b, &c), bits, op.d.len(), place, u64::from);
+    for (r, v) in op.d.iter().zip(d) {
+        w.regs.set_row32(*r, &v.map(|v| v as u32));
     }
-    for (r, v) in op.d.iter().zip(&out) {
-        w.regs.set_row32(*r, v);
-    }
-}
-
-/// A from registers, rows of this warp.
-fn registers(op: &Multiply, w: &Warp) -> Vec<f32> {
-    let A::Registers(regs) = &op.a else { return Vec::new() };
-    let bits = op.elements[0].bits();
-    let decoder = Decoder::new(op.elements[0]);
-    let per = 32 / bits;
-    let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
-    let mut a = vec![0.0; 16 * op.k as usize];
-    for (r, reg) in regs.iter().enumerate() {
-        for (l, word) in w.regs.row32(*reg).into_iter().enumerate() {
-            for e in 0..per {
-                let (row, k) = wgmma_a(bits, 0, l as u32, r as u32 * per + e);
-                a[(row * op.k + k) as usize] = decoder.get(word >> (e * bits) & mask);
-            }
-        }
-    }
-    a
 }

@@ -1,23 +1,13 @@
 //! `wmma`: fragments are those of `mma`, several in a row (`semantics::fragment::wmma_*`).
 
-use super::mma::{gather, width};
-use super::{Cx, Result, lanes};
-use crate::check::lanes::Lanes;
-use crate::check::shadow::Kind;
+use super::mma::{collect, gather, spread, width};
+use super::*;
 use crate::decode::wmma::{Matrix, Number, Role, Wmma};
-use crate::machine::regs::FULL;
-use crate::machine::step::Flow;
-use crate::program::{Dst, Src};
-use crate::semantics::dot::{Family, Model, Shape, multiply, multiply_f64, multiply_i32};
+use crate::semantics::dot::{Family, Product, Shape, multiply_f64};
 use crate::semantics::element::Element;
-use crate::semantics::float::F16;
 use crate::semantics::fragment::{elements_per_lane, wmma_a, wmma_b, wmma_c};
 use crate::semantics::instr_desc::Accumulator;
 
-/// Executes a `wmma`.
-///
-/// # Errors
-/// Everything that can be wrong with an access.
 pub fn execute(op: &Wmma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);
@@ -50,9 +40,10 @@ pub fn execute(op: &Wmma, cx: &mut Cx<'_, '_>) -> Result {
             if cx.w.regs.bad.is_some() {
                 return Ok(Flow::Next);
             }
+            let (bits, per) = (matrix.number.bits() as usize, per_register(matrix.number));
             for (i, to) in at.iter().enumerate() {
                 for l in lanes(FULL) {
-                    let value = element(&rows, matrix.number, l, i).to_le_bytes();
+                    let value = (rows[i / per][l] >> (bits * (i % per))).to_le_bytes();
                     cx.write_lane(matrix.address.space, to[l], l, Kind::WRITE, &value[..bytes])?;
                 }
             }
@@ -110,12 +101,6 @@ fn addresses(x: &Matrix, cx: &mut Cx<'_, '_>) -> Result<Vec<[u64; 32]>> {
         .collect()
 }
 
-/// Element `i` of lane `l` in `rows`, the registers of a fragment.
-fn element(rows: &[[u64; 32]], number: Number, l: usize, i: usize) -> u64 {
-    let per = per_register(number);
-    rows[i / per][l] >> (number.bits() as usize * (i % per))
-}
-
 /// D = A B + C: the registers of D.
 fn product(
     cx: &mut Cx<'_, '_>,
@@ -125,78 +110,42 @@ fn product(
     s: &[Vec<Src>; 3],
 ) -> Vec<[u64; 32]> {
     let shape = Shape { m: m as usize, n: n as usize, k: k as usize };
-    let [a, b, addend] = [0, 1, 2]
-        .map(|x: usize| -> Vec<[u64; 32]> { s[x].iter().map(|s| cx.w.regs.r64(*s, FULL)).collect() });
     let bits = ab.bits();
-    let at_a = |l: u32, i: u32| {
+    // What is over of A and B repeats the first registers.
+    let used = |elements: u32| (elements * bits / 32).div_ceil(bits.max(32)) as usize;
+    let [a, b, addend] = s.each_ref().map(|s| s.iter().map(|s| cx.w.regs.r64(*s, FULL)).collect::<Vec<_>>());
+    let (a, b) = (&a[..used(m * k)], &b[..used(n * k)]);
+    let at_a = |l, i| {
         let (row, kk) = wmma_a(bits, (m, k), l, i);
         (row * k + kk) as usize
     };
-    let at_b = |l: u32, i: u32| {
+    let at_b = |l, i| {
         let (kk, col) = wmma_b(bits, k, l, i);
         (col * k + kk) as usize
     };
-    let each = elements_per_lane(m, n) as usize;
-    let at = |l: usize, i: usize| {
-        let (row, col) = wmma_c((m, n), l as u32, i as u32);
+    let at_c = |l, i| {
+        let (row, col) = wmma_c((m, n), l, i);
         (row * n + col) as usize
     };
-    let places = || (0..32).flat_map(move |l| (0..each).map(move |i| (l, i)));
-    let mut out = vec![[0u64; 32]; each / per_register(d)];
-    let mut put = |l: usize, i: usize, bits: u64| {
-        let per = per_register(d);
-        out[i / per][l] |= bits << (d.bits() as usize * (i % per));
+    let registers = (m * n * d.bits() / 32).div_ceil(d.bits().max(32)) as usize;
+    let Number::Element(element) = ab else {
+        let a = spread(a, 64, shape.m * shape.k, at_a, f64::from_bits);
+        let b = spread(b, 64, shape.n * shape.k, at_b, f64::from_bits);
+        let mut sums = spread(&addend, 64, shape.m * shape.n, at_c, f64::from_bits);
+        multiply_f64(shape, &a, &b, &mut sums);
+        return collect(&sums, 64, registers, at_c, f64::to_bits);
     };
-    let Number::Element(element_type) = ab else {
-        let spread = |rows: &[[u64; 32]], len: usize, place: &dyn Fn(u32, u32) -> usize| {
-            let mut out = vec![0.0; len];
-            for (i, row) in rows.iter().enumerate() {
-                for (l, v) in row.iter().enumerate() {
-                    out[place(l as u32, i as u32)] = f64::from_bits(*v);
-                }
-            }
-            out
-        };
-        let a = spread(&a, shape.m * shape.k, &at_a);
-        let b = spread(&b, shape.n * shape.k, &at_b);
-        let mut sum = vec![0.0; shape.m * shape.n];
-        places().for_each(|(l, i)| sum[at(l, i)] = f64::from_bits(addend[i][l]));
-        multiply_f64(shape, &a, &b, &mut sum);
-        places().for_each(|(l, i)| put(l, i, sum[at(l, i)].to_bits()));
-        return out;
+    cx.cl.counters.tensor(width(element), 2 * (shape.m * shape.n * shape.k) as u64);
+    let a = gather(a, bits, element, shape.m * shape.k, at_a);
+    let b = gather(b, bits, element, shape.n * shape.k, at_b);
+    let addend = spread(&addend, c.bits(), shape.m * shape.n, at_c, |bits| bits as u32);
+    let generation = cx.cl.launch.kernel.generation;
+    let sums = |number| match number {
+        Number::S32 => Accumulator::S32,
+        Number::Element(Element::F16) => Accumulator::F16,
+        _ => Accumulator::F32,
     };
-    cx.cl.counters.tensor(width(element_type), 2 * (shape.m * shape.n * shape.k) as u64);
-    // What is over of A and B repeats the first registers.
-    let used = |rows: Vec<[u64; 32]>, elements: u32| -> Vec<[u32; 32]> {
-        rows.iter().take((elements * bits / 1024) as usize).map(|r| r.map(|v| v as u32)).collect()
-    };
-    let a = gather(&used(a, m * k), bits, element_type, shape.m * shape.k, at_a);
-    let b = gather(&used(b, n * k), bits, element_type, shape.n * shape.k, at_b);
-    if d == Number::S32 {
-        let mut sum = vec![0i32; shape.m * shape.n];
-        places().for_each(|(l, i)| sum[at(l, i)] = element(&addend, c, l, i) as i32);
-        multiply_i32(shape, &a, &b, &mut sum, saturate);
-        places().for_each(|(l, i)| put(l, i, u64::from(sum[at(l, i)] as u32)));
-        return out;
-    }
-    let half = Number::Element(Element::F16);
-    let mut sum = vec![0f32; shape.m * shape.n];
-    for (l, i) in places() {
-        let bits = element(&addend, c, l, i);
-        sum[at(l, i)] =
-            if c == half { F16.decode(bits & 0xffff) as f32 } else { f32::from_bits(bits as u32) };
-    }
-    let accumulator = if d == half { Accumulator::F16 } else { Accumulator::F32 };
-    let model = Model::new(cx.cl.launch.kernel.generation, Family::Mma, element_type, accumulator, shape.k);
-    multiply(&model, shape, &a, &b, &mut sum);
-    for (l, i) in places() {
-        let x = sum[at(l, i)];
-        let bits = if d == half {
-            F16.encode(x.into(), Default::default(), Default::default())
-        } else {
-            x.to_bits().into()
-        };
-        put(l, i, bits);
-    }
-    out
+    let (family, c, halved, scales) = (Family::Mma, sums(c), 0, None);
+    let product = Product { generation, family, shape, element, c, d: sums(d), saturate, halved, scales };
+    collect(&product.of(&a, &b, &addend), d.bits(), registers, at_c, u64::from)
 }

@@ -53,7 +53,6 @@ pub struct ClusterBarrier {
 }
 
 impl ClusterBarrier {
-    /// Ends the round.
     pub fn complete(&mut self) {
         self.generation += 1;
         self.arrived = 0;
@@ -64,7 +63,6 @@ impl ClusterBarrier {
 
 /// A cluster in progress.
 pub struct Cluster<'a> {
-    /// What is launched.
     pub launch: &'a Launch<'a>,
     /// Position in the grid.
     pub index: u32,
@@ -80,7 +78,6 @@ pub struct Cluster<'a> {
     pub ops: HashMap<OpId, OpState>,
     /// Next operation number.
     pub next_op: OpId,
-    /// The cluster barrier.
     pub barrier: ClusterBarrier,
     /// Interned shadow states.
     pub states: States,
@@ -96,7 +93,6 @@ pub struct Cluster<'a> {
     pub progress: u64,
     /// Operations in flight that change global memory in an order others can notice; done in turn.
     pub ordered: Vec<(Agent, Job)>,
-    /// Choices.
     pub rng: Rng,
     /// Whether the cluster may touch global memory in order now.
     pub turn: bool,
@@ -194,7 +190,6 @@ impl<'a> Cluster<'a> {
         self.ctas.iter().map(|c| c.live_threads).sum()
     }
 
-    /// Warps of a CTA.
     pub fn warps_per_cta(&self) -> usize {
         self.warps[0].len()
     }
@@ -268,16 +263,13 @@ impl<'a> Cluster<'a> {
     }
 
     /// Runs until done, stuck, or about `budget` instructions later.
-    ///
-    /// # Errors
-    /// The first trap.
     pub fn run(&mut self, budget: u64) -> Result<Status, Box<Trap>> {
         let end = self.time + budget;
         loop {
             while let Some((agent, job)) = self.engine.pop(self.time) {
                 self.progress += 1;
                 self.states.forget();
-                job(self).map_err(|fault| self.trap_async(fault, &agent))?;
+                job(self, &agent).map_err(|fault| self.trap_async(fault, &agent))?;
             }
             let issued = self.counters.tensor_ops.iter().sum();
             if issued != self.told {
@@ -345,9 +337,6 @@ impl<'a> Cluster<'a> {
     }
 
     /// Executes what waits for the cluster's turn at global memory: one instruction of every group that does.
-    ///
-    /// # Errors
-    /// The first trap.
     pub fn take_turn(&mut self) -> Result<(), Box<Trap>> {
         self.turn = true;
         let mut result = self.engine_turn();
@@ -374,7 +363,7 @@ impl<'a> Cluster<'a> {
         for (agent, job) in std::mem::take(&mut self.ordered) {
             self.progress += 1;
             self.states.forget();
-            job(self).map_err(|fault| self.trap_async(fault, &agent))?;
+            job(self, &agent).map_err(|fault| self.trap_async(fault, &agent))?;
         }
         Ok(())
     }

@@ -36,7 +36,6 @@ pub struct NamedBarrier {
 }
 
 impl NamedBarrier {
-    /// Ends the round.
     pub fn complete(&mut self) {
         self.generation += 1;
         self.result = (self.votes, self.arrived);
@@ -108,18 +107,15 @@ impl MbarrierObject {
     }
 }
 
-/// A CTA.
 #[derive(Debug)]
 pub struct Cta {
     /// Place in the grid.
     pub id: [u32; 3],
     /// Rank in the cluster.
     pub rank: u32,
-    /// Shared memory.
     pub shared: Shared,
     /// Tensor memory.
     pub tmem: Tmem,
-    /// The 16 named barriers.
     pub barriers: [NamedBarrier; 16],
     /// Live mbarrier objects by offset.
     pub mbarriers: BTreeMap<u32, MbarrierObject>,

@@ -17,11 +17,8 @@ pub struct Agent {
     pub cta: u32,
     /// Warp of the CTA.
     pub warp: u32,
-    /// The instruction.
     pub pc: u32,
-    /// Actor of the operation.
     pub actor: Actor,
-    /// Its clock.
     pub clock: u32,
     /// What the issuer knew.
     pub view: Arc<View>,
@@ -38,7 +35,7 @@ impl Agent {
 }
 
 /// What completes an operation.
-pub type Job = Box<dyn for<'a> FnOnce(&mut Cluster<'a>) -> Result<(), Fault> + Send>;
+pub type Job = Box<dyn for<'a> FnOnce(&mut Cluster<'a>, &Agent) -> Result<(), Fault> + Send>;
 
 struct Pending {
     due: u64,
@@ -95,16 +92,10 @@ impl Engine {
         ((self.first_actor + cta as usize * ENGINES_PER_CTA + slot) as Actor, clocks[slot])
     }
 
-    /// Schedules a job.
-    pub fn push(&mut self, due: u64, agent: Agent, job: Job) {
+    /// Schedules a job; its CTA may exit before if it `outlives` that.
+    pub fn push(&mut self, due: u64, agent: Agent, outlives: bool, job: Job) {
         self.seq += 1;
-        self.queue.push(Pending { due, seq: self.seq, agent, outlives: false, job });
-    }
-
-    /// Schedules a job that its CTA may exit before.
-    pub fn push_outliving(&mut self, due: u64, agent: Agent, job: Job) {
-        self.seq += 1;
-        self.queue.push(Pending { due, seq: self.seq, agent, outlives: true, job });
+        self.queue.push(Pending { due, seq: self.seq, agent, outlives, job });
     }
 
     /// When the next job is due.
@@ -127,10 +118,5 @@ impl Engine {
             .filter(|p| p.agent.cta == cta && !p.outlives)
             .min_by_key(|p| p.seq)
             .map(|p| &p.agent)
-    }
-
-    /// Whether nothing is in flight.
-    pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
     }
 }

@@ -22,7 +22,6 @@ use std::sync::Mutex;
 
 /// Everything that is fixed during a launch.
 pub struct Launch<'a> {
-    /// The kernel.
     pub kernel: &'a Kernel,
     /// Bytes of its parameters.
     pub params: &'a [u8],
@@ -59,9 +58,6 @@ const ROUND: u64 = 20_000;
 const PATIENCE: u32 = 64;
 
 /// Runs a grid to its end. Returns what was counted and printed, and what it did to global memory.
-///
-/// # Errors
-/// The first trap, in order of clusters.
 pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap>> {
     let size: u32 = launch.cluster.iter().product();
     let total = launch.grid.iter().product::<u32>() / size;

@@ -1,17 +1,11 @@
 //! Special registers of a warp: who its lanes are, in which CTA and grid.
 
-use crate::program::Special;
-
 /// What special registers read.
 #[derive(Debug, Default, Clone)]
 pub struct Ids {
-    /// `%tid`
     pub tid: [[u32; 32]; 3],
-    /// `%ntid`
     pub ntid: [u32; 3],
-    /// `%ctaid`
     pub ctaid: [u32; 3],
-    /// `%nctaid`
     pub nctaid: [u32; 3],
     /// CTAs of a cluster.
     pub cluster: [u32; 3],
@@ -33,40 +27,55 @@ pub struct Ids {
     pub clock: u64,
 }
 
-impl Ids {
-    /// Its value in each lane.
-    pub fn get(&self, s: Special) -> [u64; 32] {
-        let lane = |f: fn(u32) -> u32| std::array::from_fn(|i| f(i as u32) as u64);
-        let c = |a: [u32; 3], i: u8| [a[i as usize] as u64; 32];
-        let zip = |f: fn(u32, u32) -> u32| std::array::from_fn(|i| f(self.ctaid[i], self.cluster[i].max(1)));
-        match s {
-            Special::Tid(i) => self.tid[i as usize].map(u64::from),
-            Special::Ntid(i) => c(self.ntid, i),
-            Special::Ctaid(i) => c(self.ctaid, i),
-            Special::Nctaid(i) => c(self.nctaid, i),
-            Special::Clusterid(i) => c(zip(|a, b| a / b), i),
-            Special::Nclusterid(i) => c(std::array::from_fn(|i| self.nctaid[i] / self.cluster[i].max(1)), i),
-            Special::ClusterCtaid(i) => c(zip(|a, b| a % b), i),
-            Special::ClusterNctaid(i) => c(self.cluster, i),
-            Special::ClusterCtarank => [self.rank.into(); 32],
-            Special::ClusterNctarank => [self.cluster.iter().product::<u32>().into(); 32],
-            Special::IsExplicitCluster => [self.clustered.into(); 32],
-            Special::Laneid => lane(|i| i),
-            Special::Warpid => [self.warp.into(); 32],
-            Special::Nwarpid => [self.ntid.iter().product::<u32>().div_ceil(32).into(); 32],
-            Special::Smid => [(self.linear_cta % self.sm_count.max(1)).into(); 32],
-            Special::Nsmid => [self.sm_count.into(); 32],
-            Special::Gridid | Special::Zero => [0; 32],
-            Special::LanemaskEq => lane(|i| 1 << i),
-            Special::LanemaskLe => lane(|i| u32::MAX >> (31 - i)),
-            Special::LanemaskLt => lane(|i| (1 << i) - 1),
-            Special::LanemaskGe => lane(|i| u32::MAX << i),
-            Special::LanemaskGt => lane(|i| (u32::MAX << i) & !(1 << i)),
-            Special::Clock | Special::GlobaltimerLo => [self.clock & u32::MAX as u64; 32],
-            Special::ClockHi | Special::GlobaltimerHi => [self.clock >> 32; 32],
-            Special::Clock64 | Special::Globaltimer => [self.clock; 32],
-            Special::DynamicSmemSize => [self.dynamic_shared.into(); 32],
-            Special::TotalSmemSize => [self.total_shared.into(); 32],
-        }
-    }
+/// A special register: its name, and from who the warp is and a component (0 to 2) its value in each lane.
+pub type SpecialRegister = (&'static str, fn(&Ids, usize) -> [u64; 32]);
+
+/// All special registers.
+pub const SPECIALS: &[SpecialRegister] = &[
+    ("%tid", |ids, i| ids.tid[i].map(u64::from)),
+    ("%ntid", |ids, i| all(ids.ntid[i])),
+    ("%ctaid", |ids, i| all(ids.ctaid[i])),
+    ("%nctaid", |ids, i| all(ids.nctaid[i])),
+    ("%clusterid", |ids, i| all(ids.ctaid[i] / ids.cluster[i].max(1))),
+    ("%nclusterid", |ids, i| all(ids.nctaid[i] / ids.cluster[i].max(1))),
+    ("%cluster_ctaid", |ids, i| all(ids.ctaid[i] % ids.cluster[i].max(1))),
+    ("%cluster_nctaid", |ids, i| all(ids.cluster[i])),
+    ("%cluster_ctarank", |ids, _| all(ids.rank)),
+    ("%cluster_nctarank", |ids, _| all(ids.cluster.iter().product::<u32>())),
+    ("%is_explicit_cluster", |ids, _| all(ids.clustered)),
+    ("%laneid", |_, _| each(|lane| lane)),
+    ("%warpid", |ids, _| all(ids.warp)),
+    ("%nwarpid", |ids, _| all(ids.ntid.iter().product::<u32>().div_ceil(32))),
+    ("%smid", |ids, _| all(ids.linear_cta % ids.sm_count.max(1))),
+    ("%nsmid", |ids, _| all(ids.sm_count)),
+    ("%lanemask_eq", |_, _| each(|lane| 1 << lane)),
+    ("%lanemask_le", |_, _| each(|lane| u32::MAX >> (31 - lane))),
+    ("%lanemask_lt", |_, _| each(|lane| (1 << lane) - 1)),
+    ("%lanemask_ge", |_, _| each(|lane| u32::MAX << lane)),
+    ("%lanemask_gt", |_, _| each(|lane| (u32::MAX << lane) & !(1 << lane))),
+    ("%clock", |ids, _| all(ids.clock as u32)),
+    ("%clock_hi", |ids, _| all(ids.clock >> 32)),
+    ("%clock64", |ids, _| all(ids.clock)),
+    ("%globaltimer", |ids, _| all(ids.clock)),
+    ("%globaltimer_lo", |ids, _| all(ids.clock as u32)),
+    ("%globaltimer_hi", |ids, _| all(ids.clock >> 32)),
+    ("%dynamic_smem_size", |ids, _| all(ids.dynamic_shared)),
+    ("%total_smem_size", |ids, _| all(ids.total_shared)),
+    ("%aggr_smem_size", |ids, _| all(ids.total_shared)),
+    ("%gridid", zero),
+    ("%current_graph_exec", zero),
+    ("%envreg", zero),
+    ("%pm", zero),
+];
+
+fn all(value: impl Into<u64>) -> [u64; 32] {
+    [value.into(); 32]
+}
+
+fn each(of: impl Fn(u32) -> u32) -> [u64; 32] {
+    std::array::from_fn(|lane| of(lane as u32).into())
+}
+
+fn zero(_: &Ids, _: usize) -> [u64; 32] {
+    [0; 32]
 }

@@ -9,7 +9,7 @@ mod undefined;
 pub use marks::{BadReg, Lock};
 pub use undefined::{Aside, Shadow};
 
-use super::ids::Ids;
+use super::ids::{Ids, SPECIALS};
 use crate::program::{Dst, Reg, Src};
 use marks::Meta;
 use std::collections::HashMap;
@@ -118,7 +118,7 @@ impl Regs {
             }
             Src::Imm(v) => [v; 32],
             Src::Shared(offset) => [u64::from(offset | self.ids.rank << crate::memory::RANK_SHIFT); 32],
-            Src::Special(s) => self.ids.get(s),
+            Src::Special(row, component) => SPECIALS[row as usize].1(&self.ids, component.into()),
             Src::Reg(Reg::Pred(_)) | Src::NotPred(_) => {
                 let p = self.pred(s, m);
                 std::array::from_fn(|i| u64::from(p >> i & 1))

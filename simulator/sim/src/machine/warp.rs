@@ -38,7 +38,6 @@ pub enum ScopeKind {
 /// A point where lanes meet.
 #[derive(Debug, Clone)]
 pub struct Scope {
-    /// Its kind.
     pub kind: ScopeKind,
     /// The branch that parted them.
     branch: u32,
@@ -60,7 +59,6 @@ pub struct Scope {
 /// So many waits of a lane at each place answer "not yet": a retry is a loop without a bound.
 const FIRST_TRIES: u32 = 3;
 
-/// A warp.
 #[derive(Debug)]
 pub struct Warp {
     /// Position in the CTA.
@@ -93,7 +91,6 @@ pub struct Warp {
     waited: HashMap<u32, (u32, u32)>,
     /// Instructions executed.
     pub executed: u64,
-    /// First actor of the warp.
     pub first_actor: Actor,
     /// Clock of the present actions of its actors.
     pub clock: u32,
@@ -192,7 +189,6 @@ impl Warp {
         known
     }
 
-    /// Opens a scope.
     pub fn open_scope(&mut self, kind: ScopeKind, pc: u32, expected: u32, parent: usize) -> usize {
         let scope = Scope {
             kind,

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// Bytes between allocations at least.
 const GUARD: u64 = 1 << 16;
 
-/// One allocation.
 #[derive(Debug)]
 pub struct Allocation {
     base: u64,
@@ -20,16 +19,6 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// First address.
-    pub fn base(&self) -> u64 {
-        self.base
-    }
-
-    /// Bytes.
-    pub fn bytes(&self) -> u64 {
-        self.len
-    }
-
     fn read(&self, offset: u64, out: &mut [u8]) {
         let (mut i, mut done) = (offset as usize / 4, 0);
         let skip = offset as usize % 4;
@@ -165,9 +154,6 @@ impl Global {
     }
 
     /// Reads bytes.
-    ///
-    /// # Errors
-    /// A bounds fault that names the nearest allocation.
     pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Fault> {
         let a =
             self.find(address, out.len() as u64).map_err(|why| bounds(address, out.len(), "read", why))?;
@@ -176,9 +162,6 @@ impl Global {
     }
 
     /// Writes bytes.
-    ///
-    /// # Errors
-    /// A bounds fault that names the nearest allocation.
     pub fn write(&self, address: u64, src: &[u8]) -> Result<(), Fault> {
         let a =
             self.find(address, src.len() as u64).map_err(|why| bounds(address, src.len(), "write", why))?;

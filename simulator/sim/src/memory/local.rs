@@ -19,9 +19,6 @@ impl Local {
     }
 
     /// The `len` bytes at `offset` of a lane.
-    ///
-    /// # Errors
-    /// A bounds fault; `place` says what the program accessed.
     pub fn slice(&mut self, lane: usize, offset: u64, len: usize, place: Place) -> Result<&mut [u8], Fault> {
         let end = offset.checked_add(len as u64).filter(|&end| end <= self.size as u64);
         let Some(end) = end else {

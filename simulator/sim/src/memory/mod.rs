@@ -38,15 +38,12 @@ pub const SHARED_RESERVED: u32 = 0x400;
 pub enum Space {
     /// Decided by the address.
     Generic,
-    /// `.global`
     Global,
     /// `.shared` or `.shared::cta`: the executing CTA's.
     SharedCta,
     /// `.shared::cluster`: any CTA's of the cluster.
     SharedCluster,
-    /// `.local`
     Local,
-    /// `.const`
     Const,
     /// Parameters of the kernel.
     Param,
@@ -127,7 +124,6 @@ pub fn place(space: Space, address: u64) -> Place {
     }
 }
 
-/// Generic address of an address of `space`.
 #[inline]
 pub fn to_generic(space: Space, address: u64) -> u64 {
     match space {

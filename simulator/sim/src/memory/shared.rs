@@ -41,9 +41,6 @@ impl Shared {
     }
 
     /// The `len` bytes at `offset`; `rank` is for the message.
-    ///
-    /// # Errors
-    /// A bounds fault.
     #[inline]
     pub fn slice(&self, rank: u32, offset: u32, len: usize) -> Result<&[u8], Fault> {
         self.check(rank, offset, len)?;
@@ -51,17 +48,9 @@ impl Shared {
     }
 
     /// The `len` bytes at `offset`, to write.
-    ///
-    /// # Errors
-    /// A bounds fault.
     #[inline]
     pub fn slice_mut(&mut self, rank: u32, offset: u32, len: usize) -> Result<&mut [u8], Fault> {
         self.check(rank, offset, len)?;
         Ok(&mut self.bytes[offset as usize..][..len])
-    }
-
-    /// All bytes, the reserved ones included: what matrix descriptors address.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
     }
 }

@@ -42,9 +42,6 @@ fn fault(message: String) -> Fault {
 
 impl Tmem {
     /// Notes the `cta_group` of an instruction.
-    ///
-    /// # Errors
-    /// A fault if an earlier instruction of the kernel used the other one.
     pub fn use_group(&mut self, group: u32) -> Result<(), Fault> {
         match self.group.replace(group) {
             Some(other) if other != group => Err(fault(format!(
@@ -55,9 +52,6 @@ impl Tmem {
     }
 
     /// Allocates `columns`; `None` while they do not fit (the instruction blocks).
-    ///
-    /// # Errors
-    /// A fault for an invalid count or after `relinquish_alloc_permit`.
     pub fn alloc(&mut self, columns: u32) -> Result<Option<u32>, Fault> {
         if !columns.is_power_of_two() || !(32..=COLUMNS).contains(&columns) {
             return Err(fault(format!(
@@ -82,9 +76,6 @@ impl Tmem {
     }
 
     /// Frees an allocation.
-    ///
-    /// # Errors
-    /// A fault if it is not one.
     pub fn dealloc(&mut self, address: u32, columns: u32) -> Result<(), Fault> {
         match self.allocated.iter().position(|a| *a == (address, columns)) {
             Some(i) => {
@@ -127,9 +118,6 @@ impl Tmem {
     }
 
     /// Checks that `columns` columns at `column` are allocated and that the lanes exist.
-    ///
-    /// # Errors
-    /// A fault.
     pub fn check(&self, lane: u32, lanes: u32, column: u32, columns: u32) -> Result<(), Fault> {
         if lane + lanes > LANES {
             return Err(fault(format!("lanes {lane}..{} of tensor memory: there are 128", lane + lanes)));

@@ -38,7 +38,6 @@ impl Reg {
 /// Where a value comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Src {
-    /// A register.
     Reg(Reg),
     /// The complement of a predicate.
     NotPred(u32),
@@ -46,90 +45,20 @@ pub enum Src {
     Imm(u64),
     /// The address of a shared variable at this offset; the CTA's rank is added when read.
     Shared(u32),
-    /// A special register.
-    Special(Special),
+    /// A special register: its row of [`SPECIALS`](crate::machine::ids::SPECIALS), and which component.
+    Special(u8, u8),
 }
 
 /// Where a result goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dst {
-    /// A register.
     Reg(Reg),
     /// Nowhere (`_`).
     Sink,
 }
 
-/// A special register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Special {
-    /// `%tid`, component 0 to 2.
-    Tid(u8),
-    /// `%ntid`
-    Ntid(u8),
-    /// `%ctaid`
-    Ctaid(u8),
-    /// `%nctaid`
-    Nctaid(u8),
-    /// `%clusterid`
-    Clusterid(u8),
-    /// `%nclusterid`
-    Nclusterid(u8),
-    /// `%cluster_ctaid`
-    ClusterCtaid(u8),
-    /// `%cluster_nctaid`
-    ClusterNctaid(u8),
-    /// `%cluster_ctarank`
-    ClusterCtarank,
-    /// `%cluster_nctarank`
-    ClusterNctarank,
-    /// `%is_explicit_cluster`
-    IsExplicitCluster,
-    /// `%laneid`
-    Laneid,
-    /// `%warpid`
-    Warpid,
-    /// `%nwarpid`
-    Nwarpid,
-    /// `%smid`
-    Smid,
-    /// `%nsmid`
-    Nsmid,
-    /// `%gridid`
-    Gridid,
-    /// `%lanemask_eq`
-    LanemaskEq,
-    /// `%lanemask_le`
-    LanemaskLe,
-    /// `%lanemask_lt`
-    LanemaskLt,
-    /// `%lanemask_ge`
-    LanemaskGe,
-    /// `%lanemask_gt`
-    LanemaskGt,
-    /// `%clock`
-    Clock,
-    /// `%clock_hi`
-    ClockHi,
-    /// `%clock64`
-    Clock64,
-    /// `%globaltimer`
-    Globaltimer,
-    /// `%globaltimer_lo`
-    GlobaltimerLo,
-    /// `%globaltimer_hi`
-    GlobaltimerHi,
-    /// `%dynamic_smem_size`
-    DynamicSmemSize,
-    /// `%total_smem_size`
-    TotalSmemSize,
-    /// Registers that always read as zero here (`%envreg`, `%pm`, ...).
-    Zero,
-}
-
-/// One decoded instruction.
 #[derive(Debug, Clone)]
 pub struct Inst {
-    /// What it does.
     pub op: Op,
     /// The guard: predicate row, and whether it is negated.
     pub guard: Option<(u32, bool)>,
@@ -142,7 +71,7 @@ pub struct Inst {
 /// A parameter of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Param {
-    /// Its name.
+    /// As the text names it.
     pub name: String,
     /// Its offset among the parameters.
     pub offset: u32,
@@ -166,46 +95,44 @@ pub struct Callee {
 /// A kernel with all it calls.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// Its name.
+    /// As the text names it.
     pub name: String,
     /// Its instructions from position 0, then those of the functions it calls.
-    pub code: Vec<Inst>,
+    pub(crate) code: Vec<Inst>,
     /// The text of each instruction.
-    pub sites: Vec<Site>,
+    pub(crate) sites: Vec<Site>,
     /// Names of the opcodes that occur.
-    pub opcodes: Vec<String>,
+    pub(crate) opcodes: Vec<String>,
     /// Device functions called.
-    pub callees: Vec<Callee>,
+    pub(crate) callees: Vec<Callee>,
     /// Its parameters.
     pub params: Vec<Param>,
     /// Bytes of all parameters.
-    pub param_bytes: u32,
+    pub(crate) param_bytes: u32,
     /// Rows of 32-bit, 64-bit and predicate registers.
-    pub rows: [u32; 3],
+    pub(crate) rows: [u32; 3],
     /// Static shared memory, bytes.
-    pub static_shared: u32,
+    pub(crate) static_shared: u32,
     /// Offset of dynamic shared memory from the first usable byte, which is `static_shared` aligned.
     pub dynamic_offset: u32,
     /// Local memory of a thread, bytes.
-    pub local_bytes: u32,
+    pub(crate) local_bytes: u32,
     /// Parameter memory of a thread for calls, bytes.
-    pub func_param_bytes: u32,
-    /// `.reqntid`
-    pub reqntid: Option<[u32; 3]>,
-    /// `.maxntid`
+    pub(crate) func_param_bytes: u32,
+    pub(crate) reqntid: Option<[u32; 3]>,
+    /// `.maxntid`: the most threads of a CTA.
     pub maxntid: Option<[u32; 3]>,
     /// `.reqnctapercluster`
-    pub cluster: Option<[u32; 3]>,
-    /// `.maxnreg`
+    pub(crate) cluster: Option<[u32; 3]>,
+    /// `.maxnreg`: the most registers of a thread.
     pub maxnreg: Option<u32>,
-    /// `.minnctapersm`
-    pub minnctapersm: Option<u32>,
+    pub(crate) minnctapersm: Option<u32>,
     /// Variables in shared memory `(name, offset from the first usable byte, bytes)`, for messages.
-    pub shared_variables: Vec<(String, u32, u32)>,
+    pub(crate) shared_variables: Vec<(String, u32, u32)>,
     /// Whose tensor cores the target has.
-    pub generation: Generation,
+    pub(crate) generation: Generation,
     /// Register names by row, for messages: 32-bit, 64-bit, predicates.
-    pub names: [Vec<String>; 3],
+    pub(crate) names: [Vec<String>; 3],
 }
 
 impl Kernel {

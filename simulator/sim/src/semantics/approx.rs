@@ -31,13 +31,9 @@ pub enum Function {
     Rcp,
     /// `rsqrt`: 1/sqrt(a).
     Rsqrt,
-    /// `sqrt`.
     Sqrt,
-    /// `sin`.
     Sin,
-    /// `cos`.
     Cos,
-    /// `tanh`.
     Tanh,
 }
 

@@ -5,38 +5,26 @@
 //! PTX ISA 5.2.3, 9.7.14.2, 9.7.16.2.1.
 
 use super::float::{BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, Format, TF32, decode_ue8m0};
+use crate::names::modifiers;
 
-/// The type of an element of A or B.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Element {
-    /// `.f16`.
-    F16,
-    /// `.bf16`.
-    Bf16,
-    /// `.tf32`: 32 bits, the low 13 ignored.
-    Tf32,
-    /// `.e4m3`.
-    E4m3,
-    /// `.e5m2`.
-    E5m2,
-    /// `.e2m3`, six bits.
-    E2m3,
-    /// `.e3m2`, six bits.
-    E3m2,
-    /// `.e2m1`, four bits.
-    E2m1,
-    /// `.s8`.
-    S8,
-    /// `.u8`.
-    U8,
-    /// `.s4`.
-    S4,
-    /// `.u4`.
-    U4,
+modifiers! {
+    /// The type of an element of A or B.
+    Element {
+        F16 "f16", Bf16 "bf16",
+        /// 32 bits, the low 13 ignored.
+        Tf32 "tf32",
+        E4m3 "e4m3", E5m2 "e5m2",
+        /// Six bits.
+        E2m3 "e2m3",
+        /// Six bits.
+        E3m2 "e3m2",
+        /// Four bits.
+        E2m1 "e2m1",
+        S8 "s8", U8 "u8", S4 "s4", U4 "u4",
+    }
 }
 
 impl Element {
-    /// Bits of one element.
     #[inline]
     pub const fn bits(self) -> u32 {
         match self {
@@ -77,16 +65,25 @@ impl Element {
     }
 }
 
-/// The type of a block scale (PTX ISA 9.7.14.3, 9.7.16.10.7).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scale {
-    /// `.ue4m3`: the non-negative half of e4m3; bit 7 must be zero and is ignored.
-    Ue4m3,
-    /// `.ue8m0`: a power of two.
-    Ue8m0,
+modifiers! {
+    /// The type of a block scale (PTX ISA 9.7.14.3, 9.7.16.10.7).
+    Scale {
+        /// The non-negative half of e4m3; bit 7 must be zero and is ignored.
+        Ue4m3 "ue4m3",
+        /// A power of two.
+        Ue8m0 "ue8m0",
+    }
 }
 
 impl Scale {
+    /// The exponent of the smallest normal number.
+    pub const fn min_exponent(self) -> i32 {
+        match self {
+            Scale::Ue4m3 => -6,
+            Scale::Ue8m0 => -127,
+        }
+    }
+
     /// The multiplier a code stands for, exact; NaN for the NaN code.
     #[inline]
     pub fn decode(self, code: u8) -> f32 {

@@ -7,8 +7,9 @@
 //! The dozen tables of PTX ISA 9.7.14.5 are one rule. Eight groups of four lanes (`g = lane / 4`,
 //! `q = lane % 4`) cover eight rows (A, C) or columns (B); a lane's registers are 32 bits wide and lie along k.
 
-use super::misuse::{Misuse, require};
+use super::misuse::require;
 use super::narrow::Narrow;
+use crate::trap::Fault;
 
 /// Elements a lane holds of a `rows` by `cols` operand spread over a warp.
 #[inline]
@@ -118,7 +119,6 @@ pub enum MatrixShape {
 }
 
 impl MatrixShape {
-    /// Rows of a matrix.
     pub const fn rows(self) -> usize {
         match self {
             MatrixShape::M16n16 => 16,
@@ -126,7 +126,6 @@ impl MatrixShape {
         }
     }
 
-    /// Registers of a matrix.
     pub const fn registers(self) -> usize {
         match self {
             MatrixShape::M16n16 => 2,
@@ -180,7 +179,7 @@ pub const fn scale_b_lane(n: u32, thread_id: u32) -> u32 {
 /// # Errors
 /// A `byte_id` the table does not allow.
 #[inline]
-pub fn scale_byte(vec: u32, byte_id: u32, block: u32) -> Result<u32, Misuse> {
+pub fn scale_byte(vec: u32, byte_id: u32, block: u32) -> Result<u32, Fault> {
     let what = "mma block_scale";
     let found = byte_id as u64;
     match vec {
@@ -195,7 +194,7 @@ pub fn scale_byte(vec: u32, byte_id: u32, block: u32) -> Result<u32, Misuse> {
 ///
 /// # Errors
 /// `thread-id-a` above 1 or `thread-id-b` above 3.
-pub fn check_thread_ids(a: u32, b: u32) -> Result<(), Misuse> {
+pub fn check_thread_ids(a: u32, b: u32) -> Result<(), Fault> {
     let what = "mma block_scale";
     require(a < 2, what, "thread-id-a", a as u64, "it selects a lane pair, 0 or 1")?;
     require(b < 4, what, "thread-id-b", b as u64, "it selects a lane of the quad, 0 to 3")
@@ -342,7 +341,7 @@ mod tests {
         assert_eq!(scale_byte(4, 0, 3), Ok(3));
         assert_eq!(scale_byte(2, 2, 1), Ok(3));
         assert_eq!(scale_byte(1, 3, 0), Ok(3));
-        let message = scale_byte(2, 1, 0).unwrap_err().to_string();
+        let message = scale_byte(2, 1, 0).unwrap_err().message;
         assert_eq!(message, "mma block_scale: byte-id is 0x1, but scale_vec::2X takes 0 or 2");
         assert!(scale_byte(4, 2, 0).is_err() && scale_byte(1, 4, 0).is_err());
         assert!(check_thread_ids(1, 3).is_ok());

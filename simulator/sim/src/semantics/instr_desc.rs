@@ -5,26 +5,17 @@
 //! (table 39, valid shapes).
 
 use super::element::{Element, Scale};
-use super::misuse::{Misuse, require};
+use super::misuse::{invalid, not_modelled, require};
 use super::smem_desc::Major;
+use crate::names::modifiers;
+use crate::trap::Fault;
 
-/// `.kind::*` of `tcgen05.mma`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// `.kind::f16`.
-    F16,
-    /// `.kind::tf32`.
-    Tf32,
-    /// `.kind::f8f6f4`.
-    F8f6f4,
-    /// `.kind::i8`.
-    I8,
-    /// `.kind::mxf8f6f4`.
-    Mxf8f6f4,
-    /// `.kind::mxf4`.
-    Mxf4,
-    /// `.kind::mxf4nvf4`.
-    Mxf4nvf4,
+modifiers! {
+    /// `.kind::*` of `tcgen05.mma`.
+    Kind {
+        F16 "kind::f16", Tf32 "kind::tf32", F8f6f4 "kind::f8f6f4", I8 "kind::i8", Mxf8f6f4 "kind::mxf8f6f4",
+        Mxf4 "kind::mxf4", Mxf4nvf4 "kind::mxf4nvf4",
+    }
 }
 
 impl Kind {
@@ -39,9 +30,7 @@ impl Kind {
 pub enum Accumulator {
     /// `.f16`, one to a 32-bit TMEM word.
     F16,
-    /// `.f32`.
     F32,
-    /// `.s32`.
     S32,
 }
 
@@ -60,9 +49,7 @@ pub struct InstrDesc {
     pub b: Element,
     /// Type of D.
     pub d: Accumulator,
-    /// A is negated.
     pub negate_a: bool,
-    /// B is negated.
     pub negate_b: bool,
     /// Layout of A in shared memory (bit 15).
     pub a_major: Major,
@@ -86,52 +73,17 @@ impl InstrDesc {
     /// # Errors
     /// Nonzero reserved bits; a type, shape or scale-factor id that the kind lacks; sparsity, K = 96 and `.ws`
     /// shifts (not modelled).
-    pub fn decode(bits: u32, kind: Kind, cta_group: u32) -> Result<InstrDesc, Misuse> {
+    pub fn decode(bits: u32, kind: Kind, cta_group: u32) -> Result<InstrDesc, Fault> {
         let field = |at: u32, width: u32| bits >> at & ((1 << width) - 1);
         let zero = |name, mask: u32, rule| require(bits & mask == 0, WHAT, name, (bits & mask) as u64, rule);
         if field(2, 1) != 0 {
-            return Err(not_modelled("sparsity", 1, "dense matrices, bit 2 = 0"));
+            return Err(not_modelled(WHAT, "sparsity", 1, "dense matrices, bit 2 = 0"));
         }
         let (a_code, b_code) = match kind {
             Kind::Mxf4 | Kind::Mxf4nvf4 => (field(7, 3), field(10, 2)),
             _ => (field(7, 3), field(10, 3)),
         };
-        let (d, scale, m, sf_step) = if kind.block_scaled() {
-            zero("reserved bits 0-1, 3 and 6", 0b1001011, "they are 0")?;
-            zero("reserved bits 24-26", 7 << 24, "they are 0")?;
-            match kind {
-                Kind::Mxf8f6f4 => zero("reserved bit 31", 1 << 31, "it is 0")?,
-                _ => {
-                    zero("reserved bit 12", 1 << 12, "it is 0")?;
-                    zero("transpose A and B", 3 << 15, "4-bit matrices are K-major")?;
-                    if field(31, 1) != 0 {
-                        return Err(not_modelled("K dimension", 1, "K = 64, bit 31 = 0"));
-                    }
-                }
-            }
-            let scale = if field(23, 1) == 0 { Scale::Ue4m3 } else { Scale::Ue8m0 };
-            let allowed = scale == Scale::Ue8m0 || kind == Kind::Mxf4nvf4;
-            require(
-                allowed,
-                WHAT,
-                "scale type",
-                field(23, 1) as u64,
-                "this kind takes ue8m0 scales, bit 23 = 1",
-            )?;
-            let step = if kind == Kind::Mxf8f6f4 { 1 } else { 2 };
-            (Accumulator::F32, Some(scale), field(27, 2) * 128, step)
-        } else {
-            zero("reserved bits 6, 23 and 29", 1 << 6 | 1 << 23 | 1 << 29, "they are 0")?;
-            zero("sparsity selector", 3, "it is 0 for dense matrices")?;
-            if field(30, 2) != 0 {
-                return Err(not_modelled(
-                    "maximum shift",
-                    field(30, 2) as u64,
-                    "no .ws shift, bits 30-31 = 0",
-                ));
-            }
-            (accumulator(kind, field(4, 2))?, None, field(24, 5) * 16, 0)
-        };
+        let (d, scale, m, sf_step) = InstrDesc::sums(bits, kind)?;
         if kind != Kind::I8 {
             zero("saturate", 1 << 3, "only kind::i8 saturates")?;
         } else {
@@ -173,13 +125,56 @@ impl InstrDesc {
         Ok(desc)
     }
 
-    fn check_types(&self, kind: Kind) -> Result<(), Misuse> {
+    /// The type of D, that of the scales, M, and what ids of scales are multiples of.
+    fn sums(bits: u32, kind: Kind) -> Result<(Accumulator, Option<Scale>, u32, u32), Fault> {
+        let field = |at: u32, width: u32| bits >> at & ((1 << width) - 1);
+        let zero = |name, mask: u32, rule| require(bits & mask == 0, WHAT, name, (bits & mask) as u64, rule);
+        if kind.block_scaled() {
+            zero("reserved bits 0-1, 3 and 6", 0b1001011, "they are 0")?;
+            zero("reserved bits 24-26", 7 << 24, "they are 0")?;
+            match kind {
+                Kind::Mxf8f6f4 => zero("reserved bit 31", 1 << 31, "it is 0")?,
+                _ => {
+                    zero("reserved bit 12", 1 << 12, "it is 0")?;
+                    zero("transpose A and B", 3 << 15, "4-bit matrices are K-major")?;
+                    if field(31, 1) != 0 {
+                        return Err(not_modelled(WHAT, "K dimension", 1, "K = 64, bit 31 = 0"));
+                    }
+                }
+            }
+            let scale = if field(23, 1) == 0 { Scale::Ue4m3 } else { Scale::Ue8m0 };
+            let allowed = scale == Scale::Ue8m0 || kind == Kind::Mxf4nvf4;
+            require(
+                allowed,
+                WHAT,
+                "scale type",
+                field(23, 1) as u64,
+                "this kind takes ue8m0 scales, bit 23 = 1",
+            )?;
+            let step = if kind == Kind::Mxf8f6f4 { 1 } else { 2 };
+            Ok((Accumulator::F32, Some(scale), field(27, 2) * 128, step))
+        } else {
+            zero("reserved bits 6, 23 and 29", 1 << 6 | 1 << 23 | 1 << 29, "they are 0")?;
+            zero("sparsity selector", 3, "it is 0 for dense matrices")?;
+            if field(30, 2) != 0 {
+                return Err(not_modelled(
+                    WHAT,
+                    "maximum shift",
+                    field(30, 2) as u64,
+                    "no .ws shift, bits 30-31 = 0",
+                ));
+            }
+            Ok((accumulator(kind, field(4, 2))?, None, field(24, 5) * 16, 0))
+        }
+    }
+
+    fn check_types(&self, kind: Kind) -> Result<(), Fault> {
         let bf16 = self.a == Element::Bf16 || self.b == Element::Bf16;
         let valid = !(kind == Kind::F16 && self.d == Accumulator::F16 && bf16);
         require(valid, WHAT, "D type", 0, "bf16 operands accumulate in f32, D type = 1")
     }
 
-    fn check_shape(&self, kind: Kind, cta_group: u32) -> Result<(), Misuse> {
+    fn check_shape(&self, kind: Kind, cta_group: u32) -> Result<(), Fault> {
         let (m, n) = (self.m, self.n);
         let (m_valid, rule) = match (cta_group, kind.block_scaled()) {
             (1, false) => (m == 64 || m == 128, "cta_group::1 takes M = 64 or 128"),
@@ -200,19 +195,19 @@ impl InstrDesc {
     }
 }
 
-fn accumulator(kind: Kind, code: u32) -> Result<Accumulator, Misuse> {
+fn accumulator(kind: Kind, code: u32) -> Result<Accumulator, Fault> {
     match (kind, code) {
         (Kind::I8, 2) => Ok(Accumulator::S32),
         (Kind::F16 | Kind::F8f6f4, 0) => Ok(Accumulator::F16),
         (Kind::F16 | Kind::F8f6f4 | Kind::Tf32, 1) => Ok(Accumulator::F32),
         _ => {
             let rule = "F16 = 0 (f16, f8f6f4), F32 = 1 (tf32, f16, f8f6f4), S32 = 2 (i8)";
-            Err(Misuse::Field { what: WHAT, field: "D type", found: code as u64, rule })
+            Err(invalid(WHAT, "D type", code as u64, rule))
         }
     }
 }
 
-fn element(kind: Kind, field: &'static str, code: u32) -> Result<Element, Misuse> {
+fn element(kind: Kind, field: &'static str, code: u32) -> Result<Element, Fault> {
     Ok(match (kind, code) {
         (Kind::F16, 0) => Element::F16,
         (Kind::F16, 1) => Element::Bf16,
@@ -232,13 +227,9 @@ fn element(kind: Kind, field: &'static str, code: u32) -> Result<Element, Misuse
                 Kind::Mxf4 | Kind::Mxf4nvf4 => "kind::mxf4 and mxf4nvf4 take E2M1 = 1",
                 _ => "the kind takes E4M3 = 0, E5M2 = 1, E2M3 = 3, E3M2 = 4 or E2M1 = 5",
             };
-            return Err(Misuse::Field { what: WHAT, field, found: code as u64, rule });
+            return Err(invalid(WHAT, field, code as u64, rule));
         }
     })
-}
-
-fn not_modelled(field: &'static str, found: u64, rule: &'static str) -> Misuse {
-    Misuse::NotModelled { what: WHAT, field, found, rule }
 }
 
 #[cfg(test)]
@@ -352,7 +343,7 @@ mod tests {
             (8 << 24 | 5 << 17 | 2 << 4, Kind::I8, 1, "N is 0x28"),
             (shape | 2 << 4 | 1 << 13, Kind::I8, 1, "kind::i8 cannot negate"),
         ] {
-            let message = InstrDesc::decode(bits, kind, group).unwrap_err().to_string();
+            let message = InstrDesc::decode(bits, kind, group).unwrap_err().message;
             assert!(message.contains(text), "{message:?} lacks {text:?}");
         }
     }

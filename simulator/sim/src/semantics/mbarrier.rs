@@ -6,7 +6,7 @@
 //! The encoding of the object is opaque to programs; this one is [`Mbarrier::to_bits`]. The `state` that
 //! `mbarrier.arrive` returns is opaque too: here the low bits of the phase and the counts before the arrival.
 
-use super::misuse::Misuse;
+use crate::trap::{Check, Fault};
 
 /// The largest arrival count, 2^20 - 1 (PTX ISA 9.7.13.15.2).
 pub const MAX_COUNT: u32 = (1 << 20) - 1;
@@ -42,7 +42,7 @@ impl Mbarrier {
     ///
     /// # Errors
     /// `count` outside 1..=2^20 - 1.
-    pub fn init(count: u32) -> Result<Mbarrier, Misuse> {
+    pub fn init(count: u32) -> Result<Mbarrier, Fault> {
         check_count("init", count)?;
         Ok(Mbarrier { phase: 0, pending: count, expected: count, tx_count: 0 })
     }
@@ -57,29 +57,11 @@ impl Mbarrier {
             | self.pending as u64
     }
 
-    /// The barrier in an object's 64 bits. The phase number is only its parity.
-    ///
-    /// # Errors
-    /// Bits that [`to_bits`](Self::to_bits) does not make: the object was never initialised, was invalidated,
-    /// or was overwritten.
-    pub fn from_bits(bits: u64) -> Result<Mbarrier, Misuse> {
-        let barrier = Mbarrier {
-            phase: bits >> 63,
-            pending: (bits & 0xf_ffff) as u32,
-            expected: (bits >> 20 & 0xf_ffff) as u32,
-            tx_count: ((bits >> 40 << 43) as i64 >> 43) as i32,
-        };
-        if barrier.to_bits() != bits {
-            return Err(Misuse::BarrierInvalid { bits });
-        }
-        Ok(barrier)
-    }
-
     /// `mbarrier.expect_tx` (PTX ISA 9.7.13.15.5.1): announces `bytes`.
     ///
     /// # Errors
     /// The tx-count would exceed its range.
-    pub fn expect_tx(self, bytes: u32) -> Result<Outcome, Misuse> {
+    pub fn expect_tx(self, bytes: u32) -> Result<Outcome, Fault> {
         self.add_tx("expect_tx", bytes as i64).map(Mbarrier::settle)
     }
 
@@ -87,14 +69,17 @@ impl Mbarrier {
     ///
     /// # Errors
     /// The tx-count would fall below its range.
-    pub fn complete_tx(self, bytes: u32) -> Result<Outcome, Misuse> {
+    pub fn complete_tx(self, bytes: u32) -> Result<Outcome, Fault> {
         self.add_tx("complete_tx", -(bytes as i64)).map(Mbarrier::settle)
     }
 
-    fn add_tx(self, operation: &'static str, by: i64) -> Result<Mbarrier, Misuse> {
+    fn add_tx(self, operation: &'static str, by: i64) -> Result<Mbarrier, Fault> {
         let tx_count = self.tx_count as i64 + by;
         if !(-MAX_TX..=MAX_TX).contains(&tx_count) {
-            return Err(Misuse::BarrierTxRange { operation, tx_count, phase: self.phase });
+            let phase = self.phase;
+            return misuse(format!(
+                "mbarrier.{operation}: tx-count becomes {tx_count} in phase {phase}, outside -1048575..=1048575"
+            ));
         }
         Ok(Mbarrier { tx_count: tx_count as i32, ..self })
     }
@@ -103,7 +88,7 @@ impl Mbarrier {
     ///
     /// # Errors
     /// A count of zero or beyond 2^20 - 1, or more arrivals than the phase still expects.
-    pub fn arrive(self, count: u32) -> Result<Outcome, Misuse> {
+    pub fn arrive(self, count: u32) -> Result<Outcome, Fault> {
         self.take("arrive", count).map(Mbarrier::settle)
     }
 
@@ -112,7 +97,7 @@ impl Mbarrier {
     ///
     /// # Errors
     /// As [`arrive`](Self::arrive).
-    pub fn arrive_drop(self, count: u32) -> Result<Outcome, Misuse> {
+    pub fn arrive_drop(self, count: u32) -> Result<Outcome, Fault> {
         let left = self.take("arrive_drop", count)?;
         Ok(Mbarrier { expected: left.expected.saturating_sub(count), ..left }.settle())
     }
@@ -121,7 +106,7 @@ impl Mbarrier {
     ///
     /// # Errors
     /// As [`expect_tx`](Self::expect_tx) and [`arrive`](Self::arrive).
-    pub fn arrive_expect_tx(self, bytes: u32) -> Result<Outcome, Misuse> {
+    pub fn arrive_expect_tx(self, bytes: u32) -> Result<Outcome, Fault> {
         self.add_tx("arrive.expect_tx", bytes as i64)?.arrive(1)
     }
 
@@ -129,7 +114,7 @@ impl Mbarrier {
     ///
     /// # Errors
     /// As [`expect_tx`](Self::expect_tx) and [`arrive_drop`](Self::arrive_drop).
-    pub fn arrive_drop_expect_tx(self, bytes: u32) -> Result<Outcome, Misuse> {
+    pub fn arrive_drop_expect_tx(self, bytes: u32) -> Result<Outcome, Fault> {
         self.add_tx("arrive_drop.expect_tx", bytes as i64)?.arrive_drop(1)
     }
 
@@ -138,19 +123,22 @@ impl Mbarrier {
     ///
     /// # Errors
     /// The pending count would exceed 2^20 - 1.
-    pub fn increment_pending(self) -> Result<Mbarrier, Misuse> {
+    pub fn increment_pending(self) -> Result<Mbarrier, Fault> {
         if self.pending >= MAX_COUNT {
-            let (operation, count) = ("cp.async arrive", self.pending as u64 + 1);
-            return Err(Misuse::BarrierCount { operation, count, min: 0, max: MAX_COUNT as u64 });
+            let count = self.pending + 1;
+            return misuse(format!("mbarrier.cp.async arrive: count {count} is outside 0..={MAX_COUNT}"));
         }
         Ok(Mbarrier { pending: self.pending + 1, ..self })
     }
 
-    fn take(self, operation: &'static str, count: u32) -> Result<Mbarrier, Misuse> {
+    fn take(self, operation: &'static str, count: u32) -> Result<Mbarrier, Fault> {
         check_count(operation, count)?;
         if count > self.pending {
             let Mbarrier { phase, pending, expected, .. } = self;
-            return Err(Misuse::BarrierOverrun { operation, count, phase, pending, expected });
+            return misuse(format!(
+                "mbarrier.{operation}: {count} arrivals, but phase {phase} has {pending} pending of {expected} \
+                 expected: an arrival too many, or the barrier was initialised with too small a count"
+            ));
         }
         Ok(Mbarrier { pending: self.pending - count, ..self })
     }
@@ -184,17 +172,15 @@ impl Mbarrier {
     pub fn pending_count(state: u64) -> u32 {
         (state & 0xf_ffff) as u32
     }
-
-    /// Whether the object can be re-initialised or invalidated without losing anything: no arrival of the
-    /// current phase has happened and no transaction is open.
-    pub fn is_idle(self) -> bool {
-        self.pending == self.expected && self.tx_count == 0
-    }
 }
 
-fn check_count(operation: &'static str, count: u32) -> Result<(), Misuse> {
+fn misuse<T>(text: String) -> Result<T, Fault> {
+    Err(Fault::new(Check::Mbarrier, text))
+}
+
+fn check_count(operation: &'static str, count: u32) -> Result<(), Fault> {
     if count == 0 || count > MAX_COUNT {
-        return Err(Misuse::BarrierCount { operation, count: count as u64, min: 1, max: MAX_COUNT as u64 });
+        return misuse(format!("mbarrier.{operation}: count {count} is outside 1..={MAX_COUNT}"));
     }
     Ok(())
 }
@@ -202,9 +188,8 @@ fn check_count(operation: &'static str, count: u32) -> Result<(), Misuse> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
-    fn next(outcome: Result<Outcome, Misuse>, completed: bool) -> Mbarrier {
+    fn next(outcome: Result<Outcome, Fault>, completed: bool) -> Mbarrier {
         let outcome = outcome.unwrap();
         assert_eq!(outcome.completed, completed);
         outcome.barrier
@@ -232,9 +217,9 @@ mod tests {
             assert_eq!(Mbarrier::pending_count(state), 3);
             assert_eq!(b.phase, phase);
             b = next(b.arrive(2), false);
-            assert!(!b.is_idle() && !b.test_state(state));
+            assert!(b.pending != b.expected && !b.test_state(state));
             b = next(b.arrive(1), true);
-            assert!(b.is_idle() && b.test_state(state));
+            assert!((b.pending, b.tx_count) == (b.expected, 0) && b.test_state(state));
         }
         b = next(b.arrive_drop(1), false);
         b = next(b.arrive(2), true);
@@ -256,7 +241,7 @@ mod tests {
     #[test]
     fn misuse_is_named() {
         let b = Mbarrier::init(2).unwrap();
-        let text = |e: Misuse| e.to_string();
+        let text = |fault: Fault| fault.message;
         assert_eq!(text(Mbarrier::init(0).unwrap_err()), "mbarrier.init: count 0 is outside 1..=1048575");
         assert!(Mbarrier::init(1 << 20).is_err());
         assert_eq!(
@@ -264,7 +249,7 @@ mod tests {
             "mbarrier.arrive: 3 arrivals, but phase 0 has 2 pending of 2 expected: an arrival too many, or the \
              barrier was initialised with too small a count"
         );
-        assert!(matches!(b.arrive(0), Err(Misuse::BarrierCount { count: 0, .. })));
+        assert!(text(b.arrive(0).unwrap_err()).contains("count 0 is outside"));
         assert_eq!(
             text(b.expect_tx(1 << 20).unwrap_err()),
             "mbarrier.expect_tx: tx-count becomes 1048576 in phase 0, outside -1048575..=1048575"
@@ -273,22 +258,6 @@ mod tests {
         assert!(b.arrive_expect_tx(u32::MAX).is_err() && b.arrive_drop_expect_tx(u32::MAX).is_err());
         // One arrival is left, waiting for bytes; another cannot come.
         let waiting = next(next(b.arrive(1), false).arrive_expect_tx(16), false);
-        assert!(matches!(waiting.arrive(1), Err(Misuse::BarrierOverrun { pending: 0, .. })));
-    }
-
-    #[test]
-    fn unset_memory_is_not_a_barrier() {
-        for bits in [0, u64::MAX, 0x1234, 1 << 63] {
-            assert_eq!(Mbarrier::from_bits(bits), Err(Misuse::BarrierInvalid { bits }));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn bits_hold_the_whole_state(phase in 0u64..2, expected in 1u32..=MAX_COUNT, less in 0u32..=MAX_COUNT,
-                                     tx_count in -MAX_TX as i32..=MAX_TX as i32) {
-            let b = Mbarrier { phase, expected, pending: expected.saturating_sub(less), tx_count };
-            prop_assert_eq!(Mbarrier::from_bits(b.to_bits()), Ok(b));
-        }
+        assert!(text(waiting.arrive(1).unwrap_err()).contains("has 0 pending"));
     }
 }

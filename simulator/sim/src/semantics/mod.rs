@@ -18,5 +18,3 @@ pub mod smem_desc;
 pub mod swizzle;
 pub mod tcgen05;
 pub mod tma;
-
-pub use misuse::Misuse;

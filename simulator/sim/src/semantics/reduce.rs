@@ -7,62 +7,22 @@
 use super::float::arith::{self, MinMax, Mode};
 use super::float::int::IntType;
 use super::float::{BF16, F16, F32, Format, Round, f64_ops};
-use super::misuse::Misuse;
+use super::misuse::invalid;
+use crate::names::modifiers;
+use crate::trap::Fault;
+use dualgemm_ptx::Type;
 
-/// A reduction operator. `exch` and `cas` are not reductions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reduction {
-    /// `.add`; integers wrap, floats round to nearest.
-    Add,
-    /// `.min`.
-    Min,
-    /// `.max`.
-    Max,
-    /// `.inc`: up to the operand, then zero.
-    Inc,
-    /// `.dec`: down to zero, then, as from beyond the operand, the operand.
-    Dec,
-    /// `.and`.
-    And,
-    /// `.or`.
-    Or,
-    /// `.xor`.
-    Xor,
-}
-
-/// The element type of a reduction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ReduceType {
-    /// `.u32`.
-    U32,
-    /// `.s32`.
-    S32,
-    /// `.u64`.
-    U64,
-    /// `.s64`.
-    S64,
-    /// `.b32`.
-    B32,
-    /// `.b64`.
-    B64,
-    /// `.f16`.
-    F16,
-    /// `.bf16`.
-    Bf16,
-    /// `.f32`.
-    F32,
-    /// `.f64`.
-    F64,
-}
-
-impl ReduceType {
-    /// Bits of an element.
-    pub const fn bits(self) -> u32 {
-        match self {
-            ReduceType::F16 | ReduceType::Bf16 => 16,
-            ReduceType::U32 | ReduceType::S32 | ReduceType::B32 | ReduceType::F32 => 32,
-            ReduceType::U64 | ReduceType::S64 | ReduceType::B64 | ReduceType::F64 => 64,
-        }
+modifiers! {
+    /// A reduction operator. `exch` and `cas` are not reductions.
+    Reduction {
+        /// Integers wrap, floats round to nearest.
+        Add "add",
+        Min "min", Max "max",
+        /// Up to the operand, then zero.
+        Inc "inc",
+        /// Down to zero, then, as from beyond the operand, the operand.
+        Dec "dec",
+        And "and", Or "or", Xor "xor",
     }
 }
 
@@ -72,27 +32,27 @@ impl Reduction {
     ///
     /// # Errors
     /// An operator that the type does not have.
-    pub fn apply(self, ty: ReduceType, old: u64, operand: u64, flush: bool) -> Result<u64, Misuse> {
+    pub fn apply(self, ty: Type, old: u64, operand: u64, flush: bool) -> Result<u64, Fault> {
         use Reduction::*;
         let minmax = MinMax { max: self == Max, ..MinMax::default() };
         let value = match (ty, self) {
-            (ReduceType::B32 | ReduceType::B64, And) => old & operand,
-            (ReduceType::B32 | ReduceType::B64, Or) => old | operand,
-            (ReduceType::B32 | ReduceType::B64, Xor) => old ^ operand,
-            (ReduceType::U32, Inc) if old >= operand => 0,
-            (ReduceType::U32, Inc) => old + 1,
-            (ReduceType::U32, Dec) if old == 0 || old > operand => operand,
-            (ReduceType::U32, Dec) => old - 1,
-            (ReduceType::F16, Min | Max) => arith::min_max(F16, old, operand, minmax),
-            (ReduceType::Bf16, Min | Max) => arith::min_max(BF16, old, operand, minmax),
-            (ReduceType::F16, Add) => float_add(F16, old, operand, false),
-            (ReduceType::Bf16, Add) => float_add(BF16, old, operand, false),
-            (ReduceType::F32, Add) => float_add(F32, old, operand, flush),
-            (ReduceType::F64, Add) => f64_ops::add(old, operand, Round::NearestEven),
-            (ReduceType::U32, _) => return int(IntType { bits: 32, signed: false }, self, old, operand),
-            (ReduceType::S32, _) => return int(IntType { bits: 32, signed: true }, self, old, operand),
-            (ReduceType::U64, _) => return int(IntType { bits: 64, signed: false }, self, old, operand),
-            (ReduceType::S64, _) => return int(IntType { bits: 64, signed: true }, self, old, operand),
+            (Type::B32 | Type::B64, And) => old & operand,
+            (Type::B32 | Type::B64, Or) => old | operand,
+            (Type::B32 | Type::B64, Xor) => old ^ operand,
+            (Type::U32, Inc) if old >= operand => 0,
+            (Type::U32, Inc) => old + 1,
+            (Type::U32, Dec) if old == 0 || old > operand => operand,
+            (Type::U32, Dec) => old - 1,
+            (Type::F16, Min | Max) => arith::min_max(F16, old, operand, minmax),
+            (Type::Bf16, Min | Max) => arith::min_max(BF16, old, operand, minmax),
+            (Type::F16, Add) => float_add(F16, old, operand, false),
+            (Type::Bf16, Add) => float_add(BF16, old, operand, false),
+            (Type::F32, Add) => float_add(F32, old, operand, flush),
+            (Type::F64, Add) => f64_ops::add(old, operand, Round::NearestEven),
+            (Type::U32 | Type::S32 | Type::U64 | Type::S64, _) => {
+                let ty = IntType { bits: ty.bits(), signed: ty.is_signed() };
+                return int(ty, self, old, operand);
+            }
             _ => return Err(unsupported(self)),
         };
         Ok(value)
@@ -103,7 +63,7 @@ fn float_add(format: Format, old: u64, operand: u64, ftz: bool) -> u64 {
     arith::add(format, old as u32, operand as u32, Mode { ftz, ..Mode::default() }) as u64
 }
 
-fn int(ty: IntType, op: Reduction, old: u64, operand: u64) -> Result<u64, Misuse> {
+fn int(ty: IntType, op: Reduction, old: u64, operand: u64) -> Result<u64, Fault> {
     let (x, y) = (ty.value(old), ty.value(operand));
     match op {
         Reduction::Add => Ok(ty.bits_of(x + y)),
@@ -113,17 +73,17 @@ fn int(ty: IntType, op: Reduction, old: u64, operand: u64) -> Result<u64, Misuse
     }
 }
 
-fn unsupported(op: Reduction) -> Misuse {
+fn unsupported(op: Reduction) -> Fault {
     let rule = "integers take add, min and max, u32 also inc and dec; f16 and bf16 add, min and max; f32 and f64 \
                 add; b32 and b64 and, or and xor";
-    Misuse::Field { what: "reduction", field: "operator", found: op as u64, rule }
+    invalid("reduction", "operator", op as u64, rule)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Misuse, ReduceType, Reduction};
-    use ReduceType::*;
+    use super::{Reduction, Type};
     use Reduction::*;
+    use Type::*;
 
     #[test]
     fn each_operator_does_what_its_name_says_exact() {
@@ -159,7 +119,7 @@ mod tests {
     #[test]
     fn operators_a_type_lacks_are_refused() {
         for (op, ty) in [(Inc, S32), (And, U32), (Add, B32), (Min, F32), (Xor, F16), (Max, F64)] {
-            assert!(matches!(op.apply(ty, 0, 0, false), Err(Misuse::Field { .. })), "{op:?} {ty:?}");
+            assert!(op.apply(ty, 0, 0, false).is_err(), "{op:?} {ty:?}");
         }
     }
 }

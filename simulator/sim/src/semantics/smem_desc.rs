@@ -19,8 +19,9 @@
 //!
 //! then the swizzle XORs the absolute address.
 
-use super::misuse::{Misuse, require};
+use super::misuse::{invalid, not_modelled, require};
 use super::swizzle::Swizzle;
+use crate::trap::Fault;
 
 /// Which dimension of a multiplicand is contiguous in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,7 +55,7 @@ impl SmemDesc {
     /// # Errors
     /// Nonzero reserved bits; a start that is not at the beginning of the swizzle pattern's rows; a nonzero
     /// base offset (not modelled).
-    pub fn decode_wgmma(bits: u64) -> Result<SmemDesc, Misuse> {
+    pub fn decode_wgmma(bits: u64) -> Result<SmemDesc, Fault> {
         let reserved = bits & 0x3fff_c000_c000_c000 & !(7 << 49);
         require(reserved == 0, WGMMA, "reserved bits", reserved, "bits 14-15, 30-31, 46-48 and 52-61 are 0")?;
         let swizzle = match bits >> 62 {
@@ -72,7 +73,7 @@ impl SmemDesc {
     /// Reserved or constant bits with another value; an invalid swizzling mode; a start that is not at the
     /// beginning of the swizzle pattern's rows; a nonzero base offset or the absolute leading dimension of
     /// sm_103a (not modelled).
-    pub fn decode_tcgen05(bits: u64) -> Result<SmemDesc, Misuse> {
+    pub fn decode_tcgen05(bits: u64) -> Result<SmemDesc, Fault> {
         let reserved = bits & 0x0000_c000_c000;
         require(reserved == 0, TCGEN05, "reserved bits", reserved, "bits 14-15 and 30-31 are 0")?;
         let constant = bits >> 46 & 7;
@@ -81,7 +82,7 @@ impl SmemDesc {
         require(zero == 0, TCGEN05, "constant in bits 53-60", zero, "it is 0")?;
         if bits >> 52 & 1 != 0 {
             let rule = "a relative leading dimension, bit 52 = 0";
-            return Err(Misuse::NotModelled { what: TCGEN05, field: "stride mode", found: 1, rule });
+            return Err(not_modelled(TCGEN05, "stride mode", 1, rule));
         }
         let swizzle = match bits >> 61 {
             0 => Swizzle::None,
@@ -91,19 +92,19 @@ impl SmemDesc {
             6 => Swizzle::B32,
             found => {
                 let rule = "0, 1, 2, 4 and 6 are the modes";
-                return Err(Misuse::Field { what: TCGEN05, field: "swizzling mode", found, rule });
+                return Err(invalid(TCGEN05, "swizzling mode", found, rule));
             }
         };
         SmemDesc::checked(TCGEN05, bits, swizzle)
     }
 
-    fn checked(what: &'static str, bits: u64, swizzle: Swizzle) -> Result<SmemDesc, Misuse> {
+    fn checked(what: &'static str, bits: u64, swizzle: Swizzle) -> Result<SmemDesc, Fault> {
         let field = |at: u32| (bits >> at & 0x3fff) as u32 * 16;
         let desc = SmemDesc { start: field(0), lbo: field(16), sbo: field(32), swizzle };
         let base_offset = bits >> 49 & 7;
         if base_offset != 0 {
             let rule = "matrices whose swizzle pattern starts aligned to its repeat, base offset 0";
-            return Err(Misuse::NotModelled { what, field: "base offset", found: base_offset, rule });
+            return Err(not_modelled(what, "base offset", base_offset, rule));
         }
         // A start inside the first row is how K advances within an atom; any other row is not a pattern start.
         let phase = desc.start & (swizzle.repeat() - 1) & !(swizzle.span() - 1);
@@ -146,21 +147,6 @@ impl SmemDesc {
         };
         self.swizzle.apply(self.start + offset)
     }
-
-    /// The address of the byte that holds element `(mn, k)` of `bits` width (4, 8, 16 or 32). Of a byte's two
-    /// 4-bit elements the lower `k` is in the low nibble.
-    #[inline]
-    pub const fn element(&self, major: Major, bits: u32, mn: u32, k: u32) -> u32 {
-        let along = match major {
-            Major::K => k * bits / 8,
-            Major::Mn => mn * bits / 8,
-        };
-        let chunk = match major {
-            Major::K => self.k_major(mn, along / 16),
-            Major::Mn => self.mn_major(along / 16, k),
-        };
-        chunk + along % 16
-    }
 }
 
 /// Whether a tcgen05 multiplicand of `bits`-wide elements may have this majorness and swizzle (PTX ISA
@@ -168,7 +154,7 @@ impl SmemDesc {
 ///
 /// # Errors
 /// An MN-major 4- or 6-bit matrix, or a swizzle mode its element size excludes.
-pub fn check_tcgen05_layout(bits: u32, major: Major, swizzle: Swizzle) -> Result<(), Misuse> {
+pub fn check_tcgen05_layout(bits: u32, major: Major, swizzle: Swizzle) -> Result<(), Fault> {
     if major == Major::K {
         return Ok(());
     }
@@ -241,7 +227,7 @@ mod tests {
     #[test]
     fn malformed_descriptors_name_the_field() {
         let good = 0x4000_4040_0001_0000u64;
-        let message = |bits| SmemDesc::decode_tcgen05(bits).unwrap_err().to_string();
+        let message = |bits| SmemDesc::decode_tcgen05(bits).unwrap_err().message;
         assert_eq!(
             message(good & !(1 << 46)),
             "tcgen05 shared memory descriptor: constant in bits 46-48 is 0x0, but it is 0b001"
@@ -262,6 +248,22 @@ mod tests {
         assert!(check_tcgen05_layout(32, Major::Mn, Swizzle::B128).is_err());
         assert!(check_tcgen05_layout(32, Major::Mn, Swizzle::B128Atom32).is_ok());
         assert!(check_tcgen05_layout(4, Major::K, Swizzle::B128Atom32).is_ok());
+    }
+
+    impl SmemDesc {
+        /// The address of the byte that holds element `(mn, k)` of `bits` width (4, 8, 16 or 32). Of a byte's two
+        /// 4-bit elements the lower `k` is in the low nibble.
+        fn element(&self, major: Major, bits: u32, mn: u32, k: u32) -> u32 {
+            let along = match major {
+                Major::K => k * bits / 8,
+                Major::Mn => mn * bits / 8,
+            };
+            let chunk = match major {
+                Major::K => self.k_major(mn, along / 16),
+                Major::Mn => self.mn_major(along / 16, k),
+            };
+            chunk + along % 16
+        }
     }
 
     /// A CuTe layout: nested shape and stride, in elements, with the coordinate's first mode fastest.

@@ -5,7 +5,8 @@
 //! Cells are relative to the operand's base address. The ISA draws the layouts as figures; the functions are
 //! those figures as CUTLASS's `copy_traits_sm100.hpp` and `mma_traits_sm100.hpp` express them.
 
-use super::misuse::{Misuse, require};
+use super::misuse::require;
+use crate::trap::Fault;
 
 /// A place in Tensor Memory: one 32-bit word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,7 +23,7 @@ impl Cell {
         Cell { lane: address >> 16, column: address & 0xffff }
     }
 
-    /// The address of this cell.
+    /// The address that names it.
     pub const fn address(self) -> u32 {
         self.lane << 16 | self.column
     }
@@ -101,7 +102,7 @@ impl DataPath {
     ///
     /// # Errors
     /// Anything but lane 0, or lane 16 for layout F.
-    pub fn check_base(self, base: Cell) -> Result<(), Misuse> {
+    pub fn check_base(self, base: Cell) -> Result<(), Fault> {
         let (valid, rule) = match self {
             DataPath::F => (base.lane == 0 || base.lane == 16, "M = 64 starts at lane 0 or 16"),
             _ => (base.lane == 0, "the matrix starts at lane 0"),
@@ -126,11 +127,6 @@ pub const fn operand_rows(m: u32, n: u32, cta_group: u32) -> (u32, u32) {
 #[inline]
 pub const fn scale(row: u32, block: u32, id: u32) -> (Cell, u32) {
     (Cell { lane: row % 32, column: row / 32 }, id + block)
-}
-
-/// Columns that the scales of `rows` rows take.
-pub const fn scale_columns(rows: u32) -> u32 {
-    rows.div_ceil(32)
 }
 
 /// The half of the lanes whose datapaths use the scale of column `col` of B: `None` if all do. In layout B lanes 0 to
@@ -264,7 +260,7 @@ impl AccessShape {
     ///
     /// # Errors
     /// A lane outside the warp's chunk or in the midst of it.
-    pub fn check_base(self, base: Cell, warp: u32) -> Result<(), Misuse> {
+    pub fn check_base(self, base: Cell, warp: u32) -> Result<(), Fault> {
         let chunk = 32 * (warp % 4);
         let valid = match self {
             AccessShape::S32x32b => base.lane == chunk,
@@ -338,7 +334,6 @@ mod tests {
             }
         }
         assert_eq!(scale(33, 1, 2), (Cell { lane: 1, column: 1 }, 3));
-        assert_eq!((scale_columns(256), scale_columns(8)), (8, 1));
     }
 
     #[test]
@@ -403,7 +398,7 @@ mod tests {
         assert_eq!(cell, Cell { lane: 96, column: 0x103 });
         assert_eq!(cell.address(), 0x0060_0103);
         assert!(AccessShape::S32x32b.check_base(cell, 7).is_ok());
-        let message = AccessShape::S32x32b.check_base(cell, 2).unwrap_err().to_string();
+        let message = AccessShape::S32x32b.check_base(cell, 2).unwrap_err().message;
         assert_eq!(
             message,
             "tcgen05.ld/st: lane of the address is 0x60, but a warp accesses lanes 32 * (warp % 4) and up, and .32x32b \

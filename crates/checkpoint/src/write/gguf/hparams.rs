@@ -62,7 +62,7 @@ fn u32_of(n: usize) -> GgufValue {
 }
 
 impl Hparams {
-    /// Reads a configuration; `path` is what is written.
+    /// Reads a configuration; `path` is where the model comes from.
     ///
     /// # Errors
     /// If a number is missing, or the model does what llama.cpp does not.

@@ -48,14 +48,16 @@ const CONTENTS: &str = "dualgemm.contents";
 const FILE_TYPES: [(Option<BlockFormat>, u32); 3] =
     [(Some(BlockFormat::Nvfp4), 39), (Some(BlockFormat::Mxfp4), 38), (None, 32)];
 
+/// Faults of the model are said of where it comes from.
 pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
-    if model.mlp_only { write_mlps(path, model) } else { write_whole(path, model) }
+    let source = model.source.as_deref().unwrap_or(path);
+    if model.mlp_only { write_mlps(path, source, model) } else { write_whole(path, source, model) }
 }
 
-fn write_whole(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
-    let (family, config) = Family::of(model, path)?;
-    let hparams = Hparams::of(config, path)?;
-    let tensors = whole::tensors(path, model, family, &hparams)?;
+fn write_whole(path: &Path, source: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
+    let (family, config) = Family::of(model, source)?;
+    let hparams = Hparams::of(config, source)?;
+    let tensors = whole::tensors(source, model, family, &hparams)?;
     let architecture = family.architecture;
     let format = model.linears.first().map(|l| l.weight.format());
     let file_type = FILE_TYPES.iter().find(|(of, _)| *of == format).map_or(0, |(_, number)| *number);
@@ -76,7 +78,7 @@ fn write_whole(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
     Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped: Vec::new() })
 }
 
-fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
+fn write_mlps(path: &Path, source: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
     let mut skipped = model.skipped.clone();
     skipped.extend(model.others.iter().map(|t| t.name.clone()));
     // Experts of one projection become one tensor.
@@ -92,7 +94,7 @@ fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
         let first = places.entry((place.layer, place.kind)).or_insert_with(|| place.path.clone());
         if *first != place.path {
             return Err(Error::Unsupported {
-                module: path.display().to_string(),
+                module: source.display().to_string(),
                 found: format!(
                     "two MLPs of layer {} of one kind, `{first}` and `{}`,",
                     place.layer, place.path
@@ -104,7 +106,7 @@ fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
     }
     if let (true, Some(other)) = (groups.is_empty(), model.linears.first()) {
         return Err(Error::Unsupported {
-            module: path.display().to_string(),
+            module: source.display().to_string(),
             found: format!(
                 "a model without a quantized MLP in a language model's layers (`{}` is there)",
                 other.module
@@ -112,21 +114,21 @@ fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
             supported: "names with the parts of a language model are, as in model.layers.0.mlp",
         });
     }
-    let biases = of_mlps(path, model, &mut skipped, places.values())?;
+    let biases = of_mlps(source, model, &mut skipped, places.values())?;
     let mut tensors = Vec::new();
     for ((_, stem), group) in &mut groups {
         group.sort_by_key(|(expert, _)| *expert);
-        push_group(&mut tensors, &mut skipped, stem, group, &biases, WeightPart::GgufBlocks, path)?;
+        push_group(&mut tensors, &mut skipped, stem, group, &biases, WeightPart::GgufBlocks, source)?;
     }
     let metadata = metadata(model, &groups);
-    check_activations(path, model, &metadata, places.into_keys())?;
+    check_activations(source, model, &metadata, places.into_keys())?;
     write_to(path, &metadata, &tensors)?;
     Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped })
 }
 
 /// The biases of MLPs that are among the other tensors, by module. What else lies in an MLP would be missing from it.
 fn of_mlps<'m>(
-    path: &Path,
+    source: &Path,
     model: &'m Model<'_>,
     skipped: &mut Vec<String>,
     mlps: impl Iterator<Item = &'m String> + Clone,
@@ -159,7 +161,7 @@ fn of_mlps<'m>(
     match skipped.iter().find(|name| is_inside(name)) {
         None => Ok(biases),
         Some(name) => Err(Error::Unsupported {
-            module: format!("{}: {name}", path.display()),
+            module: format!("{}: {name}", source.display()),
             found: "a tensor in an MLP that is no projection and no bias of one".into(),
             supported: "gated MLPs of these alone can be written to GGUF without the rest of the model",
         }),

@@ -105,7 +105,7 @@ impl Family {
 
 fn refused(path: &Path, found: String) -> Error {
     let known = "llama, mistral, qwen2 and qwen3 are, with the tensors of these models and no others; of other models \
-                 the gated MLPs can be written, if asked for (`mlp_only`, on the command line --mlp-only)";
+                 the gated MLPs can be written, if asked for (--mlp-only)";
     Error::Unsupported { module: path.display().to_string(), found, supported: known }
 }
 

@@ -42,7 +42,7 @@ struct Measurements {
 impl fmt::Display for Measurements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (device, driver) =
-            self.report.rows.first().map_or(("", ""), |row| (row.device.as_str(), row.driver.as_str()));
+            self.report.rows.first().map_or(("", ""), |row| (&*row.subject.device, &*row.subject.driver));
         let CardLimits { bytes_per_s, flops_per_s, flops_by } = &self.limits;
         writeln!(f, "{device}, driver {driver}")?;
         writeln!(
@@ -151,7 +151,7 @@ pub(super) fn run(
     bar.finish_and_clear();
     let report = Report::new(vec![NamedRoofline { name: "f16".into(), roofline }], rows);
     if let Some(path) = &args.csv {
-        write_whole(path, report.to_card_csv().as_bytes())?;
+        write_whole(path, report.to_csv().as_bytes())?;
     }
     if let Some(path) = plot_file {
         plot::roofline(&report, path)?;

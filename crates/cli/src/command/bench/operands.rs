@@ -15,7 +15,7 @@ use dualgemm_bench::report::Subject;
 use dualgemm_bench::{Protocol, Roofline, Row, Shape};
 
 use super::{BenchArgs, CacheArg, REFERENCE_BUDGET};
-use crate::args::{AFormatArg, OpArg, OutFormatArg};
+use crate::args::{self, OpArg};
 use crate::computation::{Costs as _, Routed, kernels};
 use crate::machine;
 use crate::result::matrix_of;
@@ -34,36 +34,19 @@ const MEAN_SQUARE: f32 = 2.85;
 const OUT_SCALE: f32 = 1e-2;
 
 /// Gate and up of a shape, or a linear layer.
-pub(in crate::command) fn product(
-    Shape { m, n, k }: Shape,
-    a: AFormatArg,
-    out: OutFormatArg,
-) -> DualGemmDesc {
-    let a = match a {
-        AFormatArg::F32 => AFormat::F32,
-        AFormatArg::F16 => AFormat::F16,
-        AFormatArg::Bf16 => AFormat::Bf16,
-        AFormatArg::Nvfp4 => AFormat::Nvfp4,
-    };
+pub(in crate::command) fn product(Shape { m, n, k }: Shape, a: AFormat, out: AFormat) -> DualGemmDesc {
     DualGemmDesc { out: out_format(out), ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
 }
 
-fn out_format(out: OutFormatArg) -> OutFormat {
-    match out {
-        OutFormatArg::F32 => OutFormat::F32,
-        OutFormatArg::F16 => OutFormat::F16,
-        OutFormatArg::Bf16 => OutFormat::Bf16,
-        OutFormatArg::Nvfp4 => {
-            OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale: OutScale::Static(OUT_SCALE) }
-        }
-    }
+fn out_format(out: AFormat) -> OutFormat {
+    args::out_format(out, ScaleLayout::Linear, OutScale::Static(OUT_SCALE))
 }
 
 /// The operation on a shape.
-pub(super) fn desc(args: &BenchArgs, shape: Shape, a: AFormatArg) -> AnyDesc {
+pub(super) fn desc(args: &BenchArgs, shape: Shape, a: AFormat) -> AnyDesc {
     let (product, out) = (product(shape, a, args.out_dtype), out_format(args.out_dtype));
     let mlp = || {
-        let between = out_format(args.between.unwrap_or(OutFormatArg::Bf16));
+        let between = out_format(args.between.unwrap_or(AFormat::Bf16));
         MlpDesc::new(DualGemmDesc { out: between, ..product }, shape.k, BlockFormat::Nvfp4, out)
     };
     match args.op {

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::report::ErrorReport;
 use super::{RunArgs, protocol, sample};
 use crate::activation::{Activation, Source};
-use crate::args::{DeviceArg, OpArg, OperationArgs, OutFormatArg};
+use crate::args::{DeviceArg, OpArg, OperationArgs};
 use crate::command::Verdict;
 use crate::machine::Machine;
 use crate::report::{Output, Time};
@@ -116,7 +116,7 @@ fn check(args: &RunArgs, dtype: Dtype, (a, quantize): (&AOperand<'_>, QuantizeA)
         ("--strategy", args.strategy.is_some()),
         ("--activation", epilogue.activation.is_some()),
         ("--round-gate-up-to-bf16", epilogue.round_gate_up_to_bf16),
-        ("--out-dtype nvfp4", out == OutFormatArg::Nvfp4),
+        ("--out-dtype nvfp4", out == AFormat::Nvfp4),
         ("--out-scale-layout", args.out_scale_layout.is_some()),
     ] {
         if asked {
@@ -143,8 +143,8 @@ pub(super) fn run(
     let AOperand::Float(a) = a else { unreachable!("checked") };
     let m = a.rows();
     let out = match args.out_dtype {
-        OutFormatArg::F16 => OutFormat::F16,
-        OutFormatArg::Bf16 => OutFormat::Bf16,
+        AFormat::F16 => OutFormat::F16,
+        AFormat::Bf16 => OutFormat::Bf16,
         _ => OutFormat::F32,
     };
     let options = CpuOptions { isa: args.isa, ..CpuOptions::default() };

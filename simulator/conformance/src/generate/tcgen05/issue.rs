@@ -29,19 +29,9 @@ fn instructions(variant: &Variant, group: u32, ts: bool, scaled: bool) -> String
     setup + &one(collector, "%p1")
 }
 
-/// The kernel of a group: parameters say what is multiplied, a number which variant.
-pub fn entry(group: u32, variants: &[Variant], ts: bool, scaled: bool) -> Entry {
-    let parameter = |name: &str| format!(", .param .u32 {name}");
-    let mut parameters = String::from(", .param .u64 a, .param .u64 b");
-    if scaled {
-        parameters += ", .param .u64 sa, .param .u64 sb";
-    }
-    for name in
-        ["which", "a_low", "a_high", "b_low", "b_high", "idesc", "accumulate", "dtype", "end", "lane", "fold"]
-    {
-        parameters += &parameter(name);
-    }
-    let mut body = format!(
+/// The images of A and B, descriptors, and D before.
+fn given() -> String {
+    format!(
         "// The images of A and B, of this CTA.
          mov.u32 %r10, tile_a;
          mov.u32 %r11, tile_b;
@@ -114,56 +104,55 @@ pub fn entry(group: u32, variants: &[Variant], ts: bool, scaled: bool) -> Entry 
          setp.lt.u32 %p0, %r0, %r18;
          @%p0 bra BEFORE;\n",
         COLUMNS[0], COLUMNS[1], COLUMNS[2], COLUMNS[3],
-    );
-    if ts {
-        // Lane l has the words of lane l, or of l mod 64 where both halves of the lanes need them.
-        body += &format!(
-            "ld.param.u32 %r1, [fold];
-             sub.u32 %r1, %r1, 1;
-             and.b32 %r1, %r1, %t;
-             mad.wide.u32 %rd5, %r1, 32, %rd3;
-             ld.global.v4.b32 {{%v0, %v1, %v2, %v3}}, [%rd5];
-             ld.global.v4.b32 {{%v4, %v5, %v6, %v7}}, [%rd5+16];
-             tcgen05.st.sync.aligned.32x32b.x8.b32 [%tw+{}], {};\n",
-            COLUMNS[1],
-            registers("v", 0, 8)
-        );
-    }
-    if scaled {
-        // Scales of A: the image of this CTA, alike in all warps. Scales of B: the first image in all warps, or,
-        // where lanes 64 to 127 multiply other columns (fold 64), the second image in warps 2 and 3.
-        body += &format!(
-            "ld.param.u64 %rd5, [sa];
-             and.b32 %r1, %t, 31;
-             mad.lo.u32 %r2, %rank, 32, %r1;
-             mad.wide.u32 %rd5, %r2, {bytes}, %rd5;
-             ld.global.v4.b32 {{%v0, %v1, %v2, %v3}}, [%rd5];
-             ld.global.v4.b32 {{%v4, %v5, %v6, %v7}}, [%rd5+16];
-             tcgen05.st.sync.aligned.32x32b.x8.b32 [%tw+{}], {list};
-             ld.param.u64 %rd5, [sb];
-             ld.param.u32 %r3, [fold];
-             setp.eq.u32 %p0, %r3, 64;
-             shr.u32 %r2, %warp, 1;
-             selp.b32 %r2, %r2, 0, %p0;
-             mad.lo.u32 %r2, %r2, 32, %r1;
-             mad.wide.u32 %rd5, %r2, {bytes}, %rd5;
-             ld.global.v4.b32 {{%v0, %v1, %v2, %v3}}, [%rd5];
-             ld.global.v4.b32 {{%v4, %v5, %v6, %v7}}, [%rd5+16];
-             tcgen05.st.sync.aligned.32x32b.x8.b32 [%tw+{}], {list};\n",
-            COLUMNS[2],
-            COLUMNS[3],
-            bytes = 4 * SCALE_WORDS,
-            list = registers("v", 0, 8),
-        );
-    }
-    body += &format!("tcgen05.wait::st.sync.aligned;\n{}\nld.param.u32 %r1, [which];\n", handover(group));
-    for (i, variant) in variants.iter().enumerate() {
-        body += &format!(
-            "setp.ne.u32 %p6, %r1, {i};\n@%p6 bra NOT{i};\n{}bra DONE;\nNOT{i}:\n",
-            instructions(variant, group, ts, scaled)
-        );
-    }
-    body += &format!(
+    )
+}
+
+fn a_in_tensor_memory() -> String {
+    // Lane l has the words of lane l, or of l mod 64 where both halves of the lanes need them.
+    format!(
+        "ld.param.u32 %r1, [fold];
+         sub.u32 %r1, %r1, 1;
+         and.b32 %r1, %r1, %t;
+         mad.wide.u32 %rd5, %r1, 32, %rd3;
+         ld.global.v4.b32 {{%v0, %v1, %v2, %v3}}, [%rd5];
+         ld.global.v4.b32 {{%v4, %v5, %v6, %v7}}, [%rd5+16];
+         tcgen05.st.sync.aligned.32x32b.x8.b32 [%tw+{}], {};\n",
+        COLUMNS[1],
+        registers("v", 0, 8)
+    )
+}
+
+fn scales() -> String {
+    // Scales of A: the image of this CTA, alike in all warps. Scales of B: the first image in all warps, or,
+    // where lanes 64 to 127 multiply other columns (fold 64), the second image in warps 2 and 3.
+    format!(
+        "ld.param.u64 %rd5, [sa];
+         and.b32 %r1, %t, 31;
+         mad.lo.u32 %r2, %rank, 32, %r1;
+         mad.wide.u32 %rd5, %r2, {bytes}, %rd5;
+         ld.global.v4.b32 {{%v0, %v1, %v2, %v3}}, [%rd5];
+         ld.global.v4.b32 {{%v4, %v5, %v6, %v7}}, [%rd5+16];
+         tcgen05.st.sync.aligned.32x32b.x8.b32 [%tw+{}], {list};
+         ld.param.u64 %rd5, [sb];
+         ld.param.u32 %r3, [fold];
+         setp.eq.u32 %p0, %r3, 64;
+         shr.u32 %r2, %warp, 1;
+         selp.b32 %r2, %r2, 0, %p0;
+         mad.lo.u32 %r2, %r2, 32, %r1;
+         mad.wide.u32 %rd5, %r2, {bytes}, %rd5;
+         ld.global.v4.b32 {{%v0, %v1, %v2, %v3}}, [%rd5];
+         ld.global.v4.b32 {{%v4, %v5, %v6, %v7}}, [%rd5+16];
+         tcgen05.st.sync.aligned.32x32b.x8.b32 [%tw+{}], {list};\n",
+        COLUMNS[2],
+        COLUMNS[3],
+        bytes = 4 * SCALE_WORDS,
+        list = registers("v", 0, 8),
+    )
+}
+
+/// What waits for the product and stores D.
+fn result(group: u32) -> String {
+    let mut body = format!(
         "DONE:
          {}
          {}
@@ -189,6 +178,36 @@ pub fn entry(group: u32, variants: &[Variant], ts: bool, scaled: bool) -> Entry 
          add.u32 %r0, %r0, 8;
          setp.lt.u32 %p0, %r0, %r18;
          @%p0 bra AFTER;\n";
+    body
+}
+
+/// The kernel of a group: parameters say what is multiplied, a number which variant.
+pub fn entry(group: u32, variants: &[Variant], ts: bool, scaled: bool) -> Entry {
+    let parameter = |name: &str| format!(", .param .u32 {name}");
+    let mut parameters = String::from(", .param .u64 a, .param .u64 b");
+    if scaled {
+        parameters += ", .param .u64 sa, .param .u64 sb";
+    }
+    for name in
+        ["which", "a_low", "a_high", "b_low", "b_high", "idesc", "accumulate", "dtype", "end", "lane", "fold"]
+    {
+        parameters += &parameter(name);
+    }
+    let mut body = given();
+    if ts {
+        body += &a_in_tensor_memory();
+    }
+    if scaled {
+        body += &scales();
+    }
+    body += &format!("tcgen05.wait::st.sync.aligned;\n{}\nld.param.u32 %r1, [which];\n", handover(group));
+    for (i, variant) in variants.iter().enumerate() {
+        body += &format!(
+            "setp.ne.u32 %p6, %r1, {i};\n@%p6 bra NOT{i};\n{}bra DONE;\nNOT{i}:\n",
+            instructions(variant, group, ts, scaled)
+        );
+    }
+    body += &result(group);
     body += barrier(group);
     let declared = format!(
         ".shared .align 1024 .b8 tile_a[{IMAGE}];\n.shared .align 1024 .b8 tile_b[{IMAGE}];\n.reg .f32 %f<2>;"

@@ -89,9 +89,37 @@ fn decompressed(unit: &[u8; 16], bits: usize) -> [u8; 16] {
     })
 }
 
+/// Shape, multicast, format with its bits, layout of the source, first lane.
+type Copied = (&'static str, &'static str, &'static str, usize, Tile, u32);
+
+/// What sample `i` leaves in its 16 columns.
+fn copied(expected: &mut [u32], (group, words): (u32, u32), i: usize, sample: &Copied) {
+    let &(shape, warps, _, bits, tile, base) = sample;
+    let units = if shape.ends_with("256b") { 2 } else { 1 };
+    for rank in 0..group {
+        for lane in 0..128 {
+            let at = ((rank * 128 + lane) * words) as usize + 16 * i;
+            let row = &mut expected[at..at + 16];
+            for (column, cell) in row.iter_mut().enumerate() {
+                *cell = filled(rank, lane, column as u32);
+            }
+            let key = if warps.is_empty() { shape } else { warps };
+            let Some(source) = source_row(key, base, lane) else { continue };
+            for unit in 0..units {
+                let address = tile.unit(source, unit);
+                let bytes: [u8; 16] = std::array::from_fn(|b| shared(rank, address + b as u32));
+                let bytes = if bits < 8 { decompressed(&bytes, bits) } else { bytes };
+                for (k, word) in bytes.chunks_exact(4).enumerate() {
+                    row[4 + 4 * unit as usize + k] = word.iter().rev().fold(0, |v, &b| v << 8 | u32::from(b));
+                }
+            }
+        }
+    }
+}
+
 /// Shapes times formats times layouts, by one CTA and by a pair.
 fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
-    let mut samples = Vec::new();
+    let mut samples: Vec<Copied> = Vec::new();
     for &(shape, warps) in shapes {
         for (f, (format, bits)) in
             [("", 8), (".b8x16.b6x16_p32", 6), (".b8x16.b4x16_p64", 4)].into_iter().enumerate()
@@ -122,7 +150,7 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
     for group in [1, 2] {
         let mut body = format!("{}\n{}\n", fill_shared(group), output(words));
         let mut expected = vec![0; (128 * group * words) as usize];
-        for (i, &(shape, warps, format, bits, tile, base)) in samples.iter().enumerate() {
+        for (i, &(shape, warps, format, _, tile, base)) in samples.iter().enumerate() {
             let (low, high) = tile.descriptor();
             body += &format!(
                 "{}
@@ -143,27 +171,7 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
                 read_sixteen(16 * i as u32),
                 handover(group),
             );
-            let units = if shape.ends_with("256b") { 2 } else { 1 };
-            for rank in 0..group {
-                for lane in 0..128 {
-                    let at = ((rank * 128 + lane) * words) as usize + 16 * i;
-                    let row = &mut expected[at..at + 16];
-                    for (column, cell) in row.iter_mut().enumerate() {
-                        *cell = filled(rank, lane, column as u32);
-                    }
-                    let key = if warps.is_empty() { shape } else { warps };
-                    let Some(source) = source_row(key, base, lane) else { continue };
-                    for unit in 0..units {
-                        let address = tile.unit(source, unit);
-                        let bytes: [u8; 16] = std::array::from_fn(|b| shared(rank, address + b as u32));
-                        let bytes = if bits < 8 { decompressed(&bytes, bits) } else { bytes };
-                        for (k, word) in bytes.chunks_exact(4).enumerate() {
-                            row[4 + 4 * unit as usize + k] =
-                                word.iter().rev().fold(0, |v, &b| v << 8 | u32::from(b));
-                        }
-                    }
-                }
-            }
+            copied(&mut expected, (group, words), i, &samples[i]);
         }
         let entry = Entry::new(group, SHARED, &body);
         head.extend([launch(&entry), format!("out u32 {} = ?", expected.len())]);
@@ -217,6 +225,24 @@ fn shift() -> Draft {
     file("tcgen05_shift", "tcgen05_shift", "8.6", &head, &entries, || outputs)
 }
 
+/// What both CTAs store for commit `i` of so many.
+fn committed(expected: &mut [u32], group: u32, (i, count): (usize, usize)) {
+    for rank in 0..2 {
+        for lane in 0..128 {
+            let at = (((rank * 128 + lane) * count as u32 + i as u32) * 2) as usize;
+            // The last phase is complete, the one in progress is not.
+            expected[at] = 1;
+            let copied = rank < group;
+            expected[at + 1] = if copied {
+                let address = DENSE.unit(lane, 0);
+                (0..4).fold(0, |v, b| v | u32::from(shared(rank, address + b)) << (8 * b))
+            } else {
+                filled(rank, lane, 4)
+            };
+        }
+    }
+}
+
 /// Which CTAs of a cluster a commit arrives at, and that what was issued before it is complete then.
 fn commits() -> Draft {
     let (low, high) = DENSE.descriptor();
@@ -247,13 +273,10 @@ fn commits() -> Draft {
             high,
         );
         let mut expected = vec![0; 2 * 128 * 2 * samples.len()];
-        let mut phases = [0; 2];
         for (i, &(space, mask)) in samples.iter().enumerate() {
             let multicast = if mask.is_some() { ".multicast::cluster" } else { "" };
             let operand = if mask.is_some() { ", %rs0" } else { "" };
             let address = if space.is_empty() { "[%rd2]" } else { "[%done]" };
-            // The issuing CTA waits if it is in the mask, else the other does.
-            let arrived = |rank: u32| mask.unwrap_or(1) >> rank & 1 == 1;
             body += &format!(
                 "{}
                  {}
@@ -289,21 +312,7 @@ fn commits() -> Draft {
                 8 * i,
                 handover(2),
             );
-            for rank in 0..2 {
-                phases[rank as usize] += u32::from(arrived(rank));
-                for lane in 0..128 {
-                    let at = (((rank * 128 + lane) * samples.len() as u32 + i as u32) * 2) as usize;
-                    // The last phase is complete, the one in progress is not.
-                    expected[at] = 1;
-                    let copied = rank < group;
-                    expected[at + 1] = if copied {
-                        let address = DENSE.unit(lane, 0);
-                        (0..4).fold(0, |v, b| v | u32::from(shared(rank, address + b)) << (8 * b))
-                    } else {
-                        filled(rank, lane, 4)
-                    };
-                }
-            }
+            committed(&mut expected, group, (i, samples.len()));
         }
         let entry = Entry::new(group, SHARED, &body);
         head.extend([

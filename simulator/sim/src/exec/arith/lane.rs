@@ -98,7 +98,7 @@ pub(in crate::exec) fn int1(op: Int1, ty: IntType, a: u64) -> u64 {
     }
 }
 
-pub(in crate::exec) fn permute(mode: Permute, a: u32, b: u32, c: u32) -> u32 {
+pub(in crate::exec) fn permute(mode: Option<Permute>, a: u32, b: u32, c: u32) -> u32 {
     let bytes: [u8; 8] = (u64::from(a) | u64::from(b) << 32).to_le_bytes();
     let pick = |sel: u32| {
         let byte = bytes[(sel & 7) as usize];
@@ -106,13 +106,13 @@ pub(in crate::exec) fn permute(mode: Permute, a: u32, b: u32, c: u32) -> u32 {
     };
     let c3 = c & 3;
     let out: [u8; 4] = match mode {
-        Permute::Index => std::array::from_fn(|i| pick(c >> (4 * i) & 0xf)),
-        Permute::F4e => std::array::from_fn(|i| pick((c3 + i as u32) & 7)),
-        Permute::B4e => std::array::from_fn(|i| pick(c3.wrapping_sub(i as u32) & 7)),
-        Permute::Rc8 => [pick(c3); 4],
-        Permute::Ecl => std::array::from_fn(|i| pick((i as u32).max(c3))),
-        Permute::Ecr => std::array::from_fn(|i| pick((i as u32).min(c3))),
-        Permute::Rc16 => std::array::from_fn(|i| pick((c & 1) * 2 + (i as u32 & 1))),
+        None => std::array::from_fn(|i| pick(c >> (4 * i) & 0xf)),
+        Some(Permute::F4e) => std::array::from_fn(|i| pick((c3 + i as u32) & 7)),
+        Some(Permute::B4e) => std::array::from_fn(|i| pick(c3.wrapping_sub(i as u32) & 7)),
+        Some(Permute::Rc8) => [pick(c3); 4],
+        Some(Permute::Ecl) => std::array::from_fn(|i| pick((i as u32).max(c3))),
+        Some(Permute::Ecr) => std::array::from_fn(|i| pick((i as u32).min(c3))),
+        Some(Permute::Rc16) => std::array::from_fn(|i| pick((c & 1) * 2 + (i as u32 & 1))),
     };
     u32::from_le_bytes(out)
 }

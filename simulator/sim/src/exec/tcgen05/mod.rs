@@ -10,22 +10,14 @@ mod multiply;
 mod transfer;
 
 use super::mbarrier::locate;
-use super::{Cx, Result};
-use crate::check::lanes::{Lanes, Who};
+use super::*;
+use crate::check::lanes::Who;
 use crate::check::order::View;
 use crate::check::proxy::Memory;
-use crate::check::shadow::{Access, Conflict, Kind};
-use crate::decode::operand::Addr;
+use crate::check::shadow::{Access, Conflict};
 use crate::decode::tcgen05::Tcgen05;
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Wait};
 use crate::memory::tmem::Tmem;
-use crate::program::Src;
 use crate::semantics::tcgen05::Cell;
-use crate::trap::{Check, Fault, Party};
-use std::sync::Arc;
 
 /// Who accesses tensor memory: `fenced` is what counts, `full` what relaxed waits have seen besides.
 #[derive(Clone)]
@@ -90,11 +82,16 @@ impl Cluster<'_> {
         .at(place))
     }
 
-    /// When the next tensor-core operation of a CTA completes: after those before it.
-    fn tensor_due(&mut self, cta: usize) -> u64 {
+    /// Carries out `job` when the tensor-core operations of this CTA before it are complete.
+    fn on_tensor_core(
+        &mut self,
+        cta: usize,
+        agent: Agent,
+        job: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
+    ) {
         let due = self.due().max(self.ctas[cta].tensor_busy_until + 1);
         self.ctas[cta].tensor_busy_until = due;
-        due
+        self.engine.push(due, agent, false, Box::new(job));
     }
 }
 
@@ -153,10 +150,6 @@ impl Cx<'_, '_> {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// Every misuse of tensor memory and the tensor core.
 pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
     let whole_warp = !matches!(
         op,
@@ -245,11 +238,8 @@ fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) ->
         None => vec![rank],
     };
     let (agent, _) = cx.tensor_agent();
-    let due = cx.cl.tensor_due(cx.cta);
-    let me = agent.clone();
-    let job = move |cl: &mut Cluster<'_>| {
-        ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, &me, true))
-    };
-    cx.cl.engine.push(due, agent, Box::new(job));
+    cx.cl.on_tensor_core(cx.cta, agent, move |cl, me| {
+        ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, me, true))
+    });
     Ok(Flow::Next)
 }

@@ -1,20 +1,15 @@
 //! `tcgen05.mma`.
 
-use super::super::mma::{Decoder, min_exponent, width};
+use super::super::mma::{Decoder, width};
 use super::super::operand::Matrix;
-use super::super::{Cx, Result};
+use super::super::*;
 use super::TensorWho;
-use crate::check::shadow::Kind;
 use crate::decode::tcgen05::{A, Multiply};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
-use crate::machine::step::Flow;
-use crate::semantics::dot::{BlockScales, Family, Model, Shape, multiply, multiply_i32, multiply_scaled};
-use crate::semantics::float::F16;
-use crate::semantics::instr_desc::{Accumulator, InstrDesc, Kind as MmaKind};
+use crate::semantics::dot::{BlockScales, Family, Product, Shape};
+use crate::semantics::element::Scale;
+use crate::semantics::instr_desc::{InstrDesc, Kind as MmaKind};
 use crate::semantics::smem_desc::{Major, SmemDesc, check_tcgen05_layout};
 use crate::semantics::tcgen05::{Cell, DataPath, operand_rows, scale, scale_b_half};
-use crate::trap::{Check, Fault};
 
 /// Everything an operation needs when it is carried out.
 #[derive(Clone)]
@@ -73,11 +68,8 @@ pub fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     let ops = 2 * u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
     cx.cl.counters.tensor(width(desc.a), ops);
     let (agent, who) = cx.tensor_agent();
-    let due = cx.cl.tensor_due(cx.cta);
     let work = Work { op: op.clone(), desc, path, ranks, d, a, b, scales, accumulate, disabled };
-    let me = agent.clone();
-    let job = move |cl: &mut Cluster<'_>| carry_out(&work, cl, &me, &who);
-    cx.cl.engine.push(due, agent, Box::new(job));
+    cx.cl.on_tensor_core(cx.cta, agent, move |cl, me| carry_out(&work, cl, me, &who));
     Ok(Flow::Next)
 }
 
@@ -86,6 +78,63 @@ fn offset(base: Cell, relative: Cell) -> Cell {
 }
 
 fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Result<()> {
+    let InstrDesc { m, n, k, .. } = w.desc;
+    let (a, b) = operands(w, cl, me, who)?;
+    // Every row of D is read and written, wherever its lane is.
+    let columns = w.path.accumulator_columns(n);
+    for &rank in &w.ranks {
+        let index = rank - w.ranks[0];
+        for row in lanes_of(w, index) {
+            let cell = Cell { lane: row, column: w.d.column };
+            if w.accumulate {
+                cl.touch_tmem(rank, cell, columns, Kind::READ, who)?;
+            }
+            cl.touch_tmem(rank, cell, columns, Kind::WRITE, who)?;
+        }
+    }
+    let place = |row: u32, col: u32| {
+        let (cta, cell) = w.path.accumulator(n, row, col);
+        (w.ranks[cta as usize] as usize, offset(w.d, cell))
+    };
+    let shape = Shape { m: m as usize, n: n as usize, k: k as usize };
+    let old: Vec<u32> = (0..m * n)
+        .map(|i| {
+            let (rank, cell) = place(i / n, i % n);
+            if w.accumulate { cl.ctas[rank].tmem.get(cell.lane, cell.column) } else { 0 }
+        })
+        .collect();
+    let generation = cl.launch.kernel.generation;
+    let factors = match w.scales {
+        None => None,
+        Some((a, b, vec)) => Some((
+            scale_factors(w, cl, who, (a, true), vec)?,
+            scale_factors(w, cl, who, (b, false), vec)?,
+            vec,
+        )),
+    };
+    let scales = factors.as_ref().map(|(a, b, vec)| {
+        let min_exponent = w.desc.scale.map_or(-127, Scale::min_exponent);
+        BlockScales { a, b, blocks: *vec as usize, min_exponent }
+    });
+    let (element, c, d) = (w.desc.a, w.desc.d, w.desc.d);
+    let (family, saturate, halved) = (Family::Tcgen05, w.desc.saturate, w.op.scale_d);
+    let product = Product { generation, family, shape, element, c, d, saturate, halved, scales };
+    let new = product.of(&a, &b, &old);
+    for (i, value) in new.into_iter().enumerate() {
+        let (row, col) = (i as u32 / n, i as u32 % n);
+        let (rank, cell) = place(row, col);
+        // The mask names lanes of the first CTA, then of the second.
+        let lane = cell.lane as usize + 128 * (rank - w.ranks[0] as usize);
+        let off = w.disabled.get(lane / 32).is_some_and(|mask| mask >> (lane % 32) & 1 != 0);
+        if !off {
+            cl.ctas[rank].tmem.set(cell.lane, cell.column, value);
+        }
+    }
+    Ok(())
+}
+
+/// A and B of all CTAs of the group, with the signs that the descriptor gives them.
+fn operands(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Result<(Vec<f32>, Vec<f32>)> {
     let InstrDesc { m, n, k, .. } = w.desc;
     let (rows_a, rows_b) = operand_rows(m, n, w.op.group);
     let padded = matches!(w.op.kind, MmaKind::F8f6f4 | MmaKind::Mxf8f6f4);
@@ -119,70 +168,7 @@ fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Res
             matrix.iter_mut().for_each(|x| *x = -*x);
         }
     }
-    // Every row of D is read and written, wherever its lane is.
-    let columns = w.path.accumulator_columns(n);
-    for &rank in &w.ranks {
-        let index = rank - w.ranks[0];
-        for row in lanes_of(w, index) {
-            let cell = Cell { lane: row, column: w.d.column };
-            if w.accumulate {
-                cl.touch_tmem(rank, cell, columns, Kind::READ, who)?;
-            }
-            cl.touch_tmem(rank, cell, columns, Kind::WRITE, who)?;
-        }
-    }
-    let place = |row: u32, col: u32| {
-        let (cta, cell) = w.path.accumulator(n, row, col);
-        (w.ranks[cta as usize] as usize, offset(w.d, cell))
-    };
-    let shape = Shape { m: m as usize, n: n as usize, k: k as usize };
-    let old: Vec<u32> = (0..m * n)
-        .map(|i| {
-            let (rank, cell) = place(i / n, i % n);
-            if w.accumulate { cl.ctas[rank].tmem.get(cell.lane, cell.column) } else { 0 }
-        })
-        .collect();
-    let generation = cl.launch.kernel.generation;
-    let new: Vec<u32> = if w.desc.d == Accumulator::S32 {
-        let mut c: Vec<i32> = old.iter().map(|&x| x as i32).collect();
-        multiply_i32(shape, &a, &b, &mut c, w.desc.saturate);
-        c.into_iter().map(|x| x as u32).collect()
-    } else {
-        let half = w.desc.d == Accumulator::F16;
-        let factor = 2f32.powi(-(w.op.scale_d as i32));
-        let decode = |x: u32| if half { F16.decode(u64::from(x & 0xffff)) as f32 } else { f32::from_bits(x) };
-        let mut c: Vec<f32> = old.iter().map(|&x| decode(x) * factor).collect();
-        let model = Model::new(generation, Family::Tcgen05, w.desc.a, w.desc.d, shape.k);
-        match w.scales {
-            None => multiply(&model, shape, &a, &b, &mut c),
-            Some((sfa, sfb, vec)) => {
-                let scale_a = scale_factors(w, cl, who, (sfa, true), vec)?;
-                let scale_b = scale_factors(w, cl, who, (sfb, false), vec)?;
-                let ty = w.desc.scale.map_or(-127, min_exponent);
-                let scales = BlockScales { a: &scale_a, b: &scale_b, blocks: vec as usize, min_exponent: ty };
-                multiply_scaled(&model, shape, &a, &b, scales, &mut c);
-            }
-        }
-        let encode = |x: f32| {
-            if half {
-                F16.encode(x.into(), Default::default(), Default::default()) as u32
-            } else {
-                x.to_bits()
-            }
-        };
-        c.into_iter().map(encode).collect()
-    };
-    for (i, value) in new.into_iter().enumerate() {
-        let (row, col) = (i as u32 / n, i as u32 % n);
-        let (rank, cell) = place(row, col);
-        // The mask names lanes of the first CTA, then of the second.
-        let lane = cell.lane as usize + 128 * (rank - w.ranks[0] as usize);
-        let off = w.disabled.get(lane / 32).is_some_and(|mask| mask >> (lane % 32) & 1 != 0);
-        if !off {
-            cl.ctas[rank].tmem.set(cell.lane, cell.column, value);
-        }
-    }
-    Ok(())
+    Ok((a, b))
 }
 
 /// Lanes of D in one CTA of the group.

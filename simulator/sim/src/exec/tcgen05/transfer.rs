@@ -1,15 +1,9 @@
 //! Moving data between registers, shared memory and tensor memory: `tcgen05.ld`, `st`, `cp`.
 
-use super::super::{Cx, Result};
+use super::super::*;
 use super::TensorWho;
-use crate::check::shadow::Kind;
-use crate::decode::operand::Addr;
 use crate::decode::tcgen05::Access;
-use crate::machine::cluster::Cluster;
-use crate::machine::regs::{FULL, Lock};
-use crate::machine::step::Flow;
-use crate::machine::warp::GroupKind;
-use crate::program::Src;
+use crate::machine::regs::Lock;
 use crate::semantics::misuse::require;
 use crate::semantics::narrow::Narrow;
 use crate::semantics::smem_desc::SmemDesc;
@@ -86,7 +80,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         cx.w.wgmma.held.push((id, *r, true, cx.pc));
     }
     let (op, rank, warp) = (op.clone(), cx.cta as u32, cx.w.index as usize);
-    let job = move |cl: &mut Cluster<'_>| {
+    cx.cl.later(agent, move |cl, _| {
         let rows = read(cl, rank, &op, base, &who)?;
         if let Some(w) = cl.warps[rank as usize][warp].as_mut() {
             for (reg, row) in op.regs.iter().zip(&rows) {
@@ -95,9 +89,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         }
         cl.finish_op(id, true);
         Ok(())
-    };
-    let due = cx.cl.due();
-    cx.cl.engine.push(due, agent, Box::new(job));
+    });
     Ok(Flow::Next)
 }
 
@@ -137,7 +129,7 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     let id = cx.cl.start_op(&agent, cx.m);
     cx.w.async_groups.start(GroupKind::TmemStore, cx.m, id);
     let (op, rank) = (op.clone(), cx.cta as u32);
-    let job = move |cl: &mut Cluster<'_>| {
+    cx.cl.later(agent, move |cl, _| {
         touch(cl, rank, &op, base, Kind::WRITE, &who)?;
         let tmem = &mut cl.ctas[rank as usize].tmem;
         for (r, row) in rows.iter().enumerate() {
@@ -154,9 +146,7 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         }
         cl.finish_op(id, true);
         Ok(())
-    };
-    let due = cx.cl.due();
-    cx.cl.engine.push(due, agent, Box::new(job));
+    });
     Ok(Flow::Next)
 }
 
@@ -185,16 +175,15 @@ pub fn copy(
     cx.cl.ctas[cx.cta].tmem.use_group(group)?;
     let ranks = cx.pair(group)?;
     let (agent, who) = cx.tensor_agent();
-    let due = cx.cl.tensor_due(cx.cta);
-    let me = agent.clone();
-    let job = move |cl: &mut Cluster<'_>| {
+    cx.cl.on_tensor_core(cx.cta, agent, move |cl, me| {
         // Each CTA of a pair copies from its own shared to its own tensor memory.
         for rank in ranks {
             for row in 0..shape.rows() {
                 for chunk in 0..shape.chunks() {
                     let mut bytes = [0; 16];
                     let source = &mut bytes[..narrow.map_or(16, Narrow::packed_bytes)];
-                    cl.async_read_shared(rank, desc.k_major(row, chunk), source, &me)?;
+                    let from = Place::Shared { rank, offset: desc.k_major(row, chunk) };
+                    cl.async_read(from, source, me)?;
                     if let Some(narrow) = narrow {
                         bytes = narrow.widen(bytes, narrow.tensor_shift());
                     }
@@ -210,8 +199,7 @@ pub fn copy(
             }
         }
         Ok(())
-    };
-    cx.cl.engine.push(due, agent, Box::new(job));
+    });
     Ok(Flow::Next)
 }
 
@@ -224,8 +212,7 @@ pub fn shift(cx: &mut Cx<'_, '_>, group: u32, at: &Addr) -> Result {
     cx.cl.ctas[cx.cta].tmem.use_group(group)?;
     let ranks = cx.pair(group)?;
     let (agent, who) = cx.tensor_agent();
-    let due = cx.cl.tensor_due(cx.cta);
-    let job = move |cl: &mut Cluster<'_>| {
+    cx.cl.on_tensor_core(cx.cta, agent, move |cl, _| {
         for rank in ranks {
             let cell = |row: u32| Cell { lane: base.lane + row, column: base.column };
             for row in 0..SHIFT_LANES - 1 {
@@ -239,7 +226,6 @@ pub fn shift(cx: &mut Cx<'_, '_>, group: u32, at: &Addr) -> Result {
             }
         }
         Ok(())
-    };
-    cx.cl.engine.push(due, agent, Box::new(job));
+    });
     Ok(Flow::Next)
 }

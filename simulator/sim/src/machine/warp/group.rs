@@ -32,14 +32,12 @@ pub enum Wait {
         rank: u32,
         /// Its offset in shared memory.
         offset: u32,
-        /// The parity waited for.
         parity: u32,
     },
     /// These lanes of the warp, at this instruction.
     Lanes(u32),
     /// All but the newest `n` committed groups of an asynchronous kind.
     Groups {
-        /// Which kind.
         kind: GroupKind,
         /// How many may stay in flight.
         n: u32,
@@ -55,7 +53,6 @@ pub enum Wait {
 /// The asynchronous operations that are waited for in groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GroupKind {
-    /// `cp.async`
     CpAsync,
     /// `cp.async.bulk`, until complete.
     Bulk,

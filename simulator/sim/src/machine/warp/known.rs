@@ -18,11 +18,6 @@ impl Known {
         Known { apart, list: smallvec![(lanes, view)] }
     }
 
-    /// Whether lanes are told apart.
-    pub fn apart(&self) -> bool {
-        self.apart
-    }
-
     /// What a lane knows.
     pub fn of(&self, lane: usize) -> Arc<View> {
         let entry = self.list.iter().find(|(lanes, _)| lanes >> lane & 1 != 0).or(self.list.first());

@@ -1,10 +1,9 @@
 //! What tensor cores compute: D = A·B + C, to the bit as far as it is publicly known.
 //!
 //! Flow: `exec/{mma,wgmma,tcgen05}` decodes A and B once per instruction into slices of f32 (exact for every
-//! type, see [`Element::decode`]), negates them if the instruction says so, picks a [`Model`], and calls
-//! [`multiply`], [`multiply_scaled`], [`multiply_i32`] or [`multiply_f64`]. Layouts: `a[row * k + kk]`,
-//! `b[col * k + kk]` (both K-contiguous), `c[row * n + col]`, updated in place; zeros in C when the instruction
-//! does not accumulate.
+//! type, see [`Element::decode`]), negates them if the instruction says so, and asks a [`Product`], or [`multiply_f64`].
+//! Layouts: `a[row * k + kk]`, `b[col * k + kk]` (both K-contiguous), `c[row * n + col]`; zeros in C when the
+//! instruction does not accumulate.
 //!
 //! # What is assumed
 //! The ISA promises only exact products and "at least single precision" accumulation in an unspecified order
@@ -38,11 +37,16 @@
 
 mod fused;
 mod integer;
+mod product;
 mod scaled;
 
-pub use fused::multiply;
-pub use integer::{multiply_f64, multiply_i32};
-pub use scaled::{BlockScales, multiply_scaled};
+pub use integer::multiply_f64;
+pub use product::Product;
+pub use scaled::BlockScales;
+
+use fused::multiply;
+use integer::multiply_i32;
+use scaled::multiply_scaled;
 
 use super::element::Element;
 use super::float::{F16, F32, Format, Round, Specials};
@@ -148,36 +152,6 @@ impl Model {
                 (_, false) => Sum::F32,
             },
             paired,
-        }
-    }
-
-    /// The largest error of a chain of instructions over `k` elements against the exact result, as a multiple
-    /// of `|c| + sum |a * b|`, which bounds every term and partial sum.
-    ///
-    /// A fused sum of `g` products truncates `g + 1` terms by less than `2^-fraction_bits` of the largest
-    /// exponent, then its result by less than one last place; a factor of 2 covers the growth of partial sums
-    /// by those errors.
-    pub fn tolerance(&self, k: usize) -> f64 {
-        let sums = k.div_ceil(self.group) as f64;
-        let alignment = (self.group + 1) as f64 * 2f64.powi(-(self.fraction_bits as i32));
-        let result = match self.result {
-            Sum::F32 => 2f64.powi(-23),
-            Sum::F32Short => 2f64.powi(-13),
-            Sum::F16 => 2f64.powi(-11),
-        };
-        2.0 * sums * (alignment + result)
-    }
-}
-
-/// D = A·B + C with every product and sum in f64 and one rounding at the end, to nearest: the reference that
-/// tests hold a [`Model`] and a GPU against, within [`Model::tolerance`]. Layouts as in the [module](self)
-/// text.
-pub fn multiply_exact(shape: Shape, a: &[f32], b: &[f32], c: &mut [f32]) {
-    for (row, c_row) in c.chunks_exact_mut(shape.n).enumerate() {
-        let a_row = &a[row * shape.k..][..shape.k];
-        for (c, b_row) in c_row.iter_mut().zip(b.chunks_exact(shape.k)) {
-            let sum: f64 = a_row.iter().zip(b_row).map(|(&x, &y)| x as f64 * y as f64).sum();
-            *c = (sum + *c as f64) as f32;
         }
     }
 }

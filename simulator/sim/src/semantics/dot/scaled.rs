@@ -11,13 +11,11 @@ const FRACTION_BITS: i32 = 35;
 /// Block scales, decoded: `a[row * blocks + block]`, `b[col * blocks + block]`.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockScales<'s> {
-    /// Scales of A.
     pub a: &'s [f32],
-    /// Scales of B.
     pub b: &'s [f32],
     /// Scales per row: `k` over the block size.
     pub blocks: usize,
-    /// The smallest exponent of the scale type: -6 for ue4m3, -127 for ue8m0.
+    /// [`Scale::min_exponent`](crate::semantics::element::Scale::min_exponent) of their type.
     pub min_exponent: i32,
 }
 

@@ -183,6 +183,37 @@ fn lanes_and_elements_agree_on_every_type_exact() {
     }
 }
 
+impl Model {
+    /// The largest error of a chain of instructions over `k` elements against the exact result, as a multiple
+    /// of `|c| + sum |a * b|`, which bounds every term and partial sum.
+    ///
+    /// A fused sum of `g` products truncates `g + 1` terms by less than `2^-fraction_bits` of the largest
+    /// exponent, then its result by less than one last place; a factor of 2 covers the growth of partial sums
+    /// by those errors.
+    fn tolerance(&self, k: usize) -> f64 {
+        let sums = k.div_ceil(self.group) as f64;
+        let alignment = (self.group + 1) as f64 * 2f64.powi(-(self.fraction_bits as i32));
+        let result = match self.result {
+            Sum::F32 => 2f64.powi(-23),
+            Sum::F32Short => 2f64.powi(-13),
+            Sum::F16 => 2f64.powi(-11),
+        };
+        2.0 * sums * (alignment + result)
+    }
+}
+
+/// D = A·B + C with every product and sum in f64 and one rounding at the end, to nearest: what a
+/// [`Model`] must come to within its tolerance.
+fn multiply_exact(shape: Shape, a: &[f32], b: &[f32], c: &mut [f32]) {
+    for (row, c_row) in c.chunks_exact_mut(shape.n).enumerate() {
+        let a_row = &a[row * shape.k..][..shape.k];
+        for (c, b_row) in c_row.iter_mut().zip(b.chunks_exact(shape.k)) {
+            let sum: f64 = a_row.iter().zip(b_row).map(|(&x, &y)| x as f64 * y as f64).sum();
+            *c = (sum + *c as f64) as f32;
+        }
+    }
+}
+
 /// Worst error over the tolerance, on sums of many like terms, which is where truncation drifts.
 fn worst(model: &Model, element: Element, k: usize, positive: bool) -> f64 {
     let mut seed = 3;

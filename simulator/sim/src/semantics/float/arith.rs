@@ -10,6 +10,7 @@
 //! there is no double rounding.
 
 use super::{BF16, Clamp, F32, F64, Format, Round, exp2};
+use crate::names::modifiers;
 
 /// The modifiers of an arithmetic instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -96,7 +97,6 @@ pub struct MinMax {
     pub abs: bool,
     /// `.xorsign` (with `.abs`): the result takes the XOR of the operands' signs.
     pub xorsign: bool,
-    /// `.ftz`.
     pub ftz: bool,
 }
 
@@ -166,37 +166,12 @@ pub fn widen(format: Format, bits: u32) -> u32 {
     canonical(format.decode(bits as u64) as f32)
 }
 
-/// A floating-point comparison operator (PTX ISA 9.3.1.2): ordered, unordered (`*u`), or a NaN test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compare {
-    /// Equal.
-    Eq,
-    /// Not equal.
-    Ne,
-    /// Less.
-    Lt,
-    /// Less or equal.
-    Le,
-    /// Greater.
-    Gt,
-    /// Greater or equal.
-    Ge,
-    /// Equal or unordered.
-    Equ,
-    /// Not equal or unordered.
-    Neu,
-    /// Less or unordered.
-    Ltu,
-    /// Less, equal or unordered.
-    Leu,
-    /// Greater or unordered.
-    Gtu,
-    /// Greater, equal or unordered.
-    Geu,
-    /// Neither operand is NaN.
-    Num,
-    /// At least one operand is NaN.
-    Nan,
+modifiers! {
+    /// A floating-point comparison operator (PTX ISA 9.3.1.2): ordered, unordered (`*u`), or a NaN test.
+    Compare {
+        Eq "eq", Ne "ne", Lt "lt" | "lo", Le "le" | "ls", Gt "gt" | "hi", Ge "ge" | "hs",
+        Equ "equ", Neu "neu", Ltu "ltu", Leu "leu", Gtu "gtu", Geu "geu", Num "num", Nan "nan",
+    }
 }
 
 /// Compares two values (PTX ISA 9.3.1.2, tables 23 to 25). Decode, and flush for `.ftz`, before.

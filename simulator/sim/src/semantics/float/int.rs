@@ -3,18 +3,20 @@
 //! Flow: `cvt` with an integer side. PTX ISA 9.7.9.21 (Integer Notes), 6.5.2 table 18.
 
 use super::{Clamp, Format, Round};
+use crate::names::modifiers;
 
-/// An integer rounding modifier (PTX ISA 6.5.2, table 18).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IntRound {
-    /// `.rni`: to nearest, ties to even.
-    NearestEven,
-    /// `.rzi`: towards zero.
-    Zero,
-    /// `.rmi`: towards negative infinity.
-    Down,
-    /// `.rpi`: towards positive infinity.
-    Up,
+modifiers! {
+    /// An integer rounding modifier (PTX ISA 6.5.2, table 18).
+    IntRound {
+        /// To nearest, ties to even.
+        NearestEven "rni",
+        /// Towards zero.
+        Zero "rzi",
+        /// Towards negative infinity.
+        Down "rmi",
+        /// Towards positive infinity.
+        Up "rpi",
+    }
 }
 
 /// An integer type of PTX.

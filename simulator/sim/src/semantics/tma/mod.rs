@@ -1,8 +1,7 @@
 //! Tiled tensor copies: which bytes of global memory a box covers and where each lies in shared memory.
 //!
-//! Flow: `exec/tma` decodes the tensor map into a [`TiledTensor`], [`check`](TiledTensor::check)s it once, then
-//! walks [`pieces`](TiledTensor::pieces) for a load, store or reduction; multicast and completion are its
-//! own. PTX ISA 5.5.3 (tiled mode), 5.5.7 (swizzling), 9.7.9.27.1; the rules of the map are those of
+//! Flow: `tensor_map` makes a [`TiledTensor`] of a valid tensor map, `exec/tma` walks its
+//! [`pieces`](TiledTensor::pieces) for a load, store or reduction; multicast and completion are its own. PTX ISA 5.5.3 (tiled mode), 5.5.7 (swizzling), 9.7.9.27.1; the rules of the map are those of
 //! `cuTensorMapEncodeTiled`.
 //!
 //! The box is packed in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address. Rows
@@ -13,77 +12,17 @@
 
 mod rows;
 
-use super::misuse::{Misuse, require};
+use super::misuse::require;
 use super::swizzle::Swizzle;
+use crate::trap::Fault;
+use dualgemm_ptx::layout::TensorDataType;
 pub use rows::Bounds;
-
-/// `CUtensorMapDataType`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum TensorType {
-    /// `UINT8`.
-    U8,
-    /// `UINT16`.
-    U16,
-    /// `UINT32`.
-    U32,
-    /// `INT32`.
-    S32,
-    /// `UINT64`.
-    U64,
-    /// `INT64`.
-    S64,
-    /// `FLOAT16`.
-    F16,
-    /// `FLOAT32`.
-    F32,
-    /// `FLOAT64`.
-    F64,
-    /// `BFLOAT16`.
-    Bf16,
-    /// `FLOAT32_FTZ`.
-    F32Ftz,
-    /// `TFLOAT32`.
-    Tf32,
-    /// `TFLOAT32_FTZ`.
-    Tf32Ftz,
-    /// `16U4_ALIGN8B`: 4-bit elements, dense on both sides.
-    U4Align8,
-    /// `16U4_ALIGN16B`: 16 4-bit elements, padded to 16 bytes in shared memory.
-    U4Align16,
-    /// `16U6_ALIGN16B`: 16 6-bit elements, padded to 16 bytes in shared memory.
-    U6Align16,
-}
-
-impl TensorType {
-    /// Bits of one element in global memory.
-    pub const fn bits(self) -> u64 {
-        match self {
-            TensorType::U4Align8 | TensorType::U4Align16 => 4,
-            TensorType::U6Align16 => 6,
-            TensorType::U8 => 8,
-            TensorType::U16 | TensorType::F16 | TensorType::Bf16 => 16,
-            TensorType::U64 | TensorType::S64 | TensorType::F64 => 64,
-            _ => 32,
-        }
-    }
-}
-
-/// What fills elements outside the tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Fill {
-    /// Zeros.
-    Zero,
-    /// The special NaN of `NAN_REQUEST_ZERO_FMA`.
-    Nan,
-}
 
 /// A tensor map without interleave. Arrays have one entry per dimension, innermost first; those beyond `rank` are
 /// ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TiledTensor {
-    /// Element type.
-    pub ty: TensorType,
+    pub ty: TensorDataType,
     /// Number of dimensions, 1 to 5.
     pub rank: usize,
     /// Address of element 0.
@@ -98,8 +37,6 @@ pub struct TiledTensor {
     pub element_strides: [u32; 5],
     /// Swizzling mode.
     pub swizzle: Swizzle,
-    /// Fill outside the tensor.
-    pub fill: Fill,
     /// The bounding box of im2col mode; `None` in tiled mode.
     pub bounds: Option<Bounds>,
 }
@@ -139,62 +76,6 @@ struct Walk {
 }
 
 impl TiledTensor {
-    /// Checks the map against the rules of `cuTensorMapEncodeTiled`.
-    ///
-    /// # Errors
-    /// A field out of its range or misaligned; padded sub-byte types, rounding and flushing types, and NaN fill
-    /// (not modelled).
-    pub fn check(&self) -> Result<(), Misuse> {
-        let field = |holds, field, found: u64, rule| require(holds, WHAT, field, found, rule);
-        field((1..=5).contains(&self.rank), "rank", self.rank as u64, "it is 1 to 5")?;
-        field(self.base.is_multiple_of(16), "global address", self.base, "it is a multiple of 16")?;
-        for d in 0..self.rank {
-            let (dim, stride, side, step) =
-                (self.dims[d], self.strides[d], self.box_dims[d], self.element_strides[d]);
-            field((1..=1 << 32).contains(&dim), "globalDim", dim, "it is 1 to 2^32")?;
-            let most = if self.bounds.is_some() { 1024 } else { 256 };
-            field((1..=most).contains(&side), "boxDim", side as u64, "it is 1 to 256, of pixels 1024")?;
-            if d > 0 {
-                let valid = stride.is_multiple_of(16) && stride < 1 << 40;
-                field(valid, "globalStrides", stride, "it is a multiple of 16 below 2^40")?;
-                field((1..=8).contains(&step), "elementStrides", step as u64, "it is 1 to 8")?;
-            }
-        }
-        let row_bits = self.box_dims[0] as u64 * self.ty.bits();
-        field(row_bits.is_multiple_of(128), "inner box bytes", row_bits / 8, "they are a multiple of 16")?;
-        if self.ty == TensorType::U4Align8 {
-            field(
-                self.dims[0].is_multiple_of(2),
-                "globalDim[0]",
-                self.dims[0],
-                "4-bit types need an even one",
-            )?;
-        }
-        let not_modelled = |field, found, rule| Err(Misuse::NotModelled { what: WHAT, field, found, rule });
-        if matches!(
-            self.ty,
-            TensorType::U4Align16
-                | TensorType::U6Align16
-                | TensorType::F32Ftz
-                | TensorType::Tf32
-                | TensorType::Tf32Ftz
-        ) {
-            return not_modelled(
-                "data type",
-                self.ty as u64,
-                "types copied bit for bit: 0 to 9 and 16U4_ALIGN8B",
-            );
-        }
-        if self.fill == Fill::Nan {
-            return not_modelled("out-of-bound fill", 1, "zero fill");
-        }
-        if self.swizzle != Swizzle::None {
-            let (row, span) = (row_bits / 8, self.swizzle.span() as u64);
-            field(row <= span, "inner box bytes", row, "a swizzled box is at most the swizzle span wide")?;
-        }
-        Ok(())
-    }
-
     /// Elements of the box along each dimension: `boxDim / elementStride`, rounded up.
     fn counts(&self) -> [u32; 5] {
         let mut counts = [1; 5];
@@ -208,7 +89,7 @@ impl TiledTensor {
 
     /// Bytes of one row of the box.
     fn row_bytes(&self) -> u32 {
-        (self.box_dims[0] as u64 * self.ty.bits() / 8) as u32
+        (self.box_dims[0] as u64 * u64::from(self.ty.bits()) / 8) as u32
     }
 
     /// Bytes from one row to the next in shared memory.
@@ -231,7 +112,7 @@ impl TiledTensor {
     /// # Errors
     /// A misaligned shared address; a box that does not start on a whole 16 bytes of the innermost dimension, where an
     /// H100 stops with an illegal instruction; for stores, a negative coordinate.
-    pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Misuse> {
+    pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Fault> {
         let given = coordinates.len();
         require(
             given == self.rank,
@@ -270,13 +151,13 @@ impl TiledTensor {
     }
 
     /// A copy says im2col if and only if its map does.
-    fn check_mode(&self, im2col: bool) -> Result<(), Misuse> {
+    fn check_mode(&self, im2col: bool) -> Result<(), Fault> {
         let found = u64::from(self.bounds.is_some());
         require(self.bounds.is_some() == im2col, WHAT, "mode", found, "that of the copy: 0 tiled, 1 im2col")
     }
 
     /// What all rows of a copy have in common.
-    fn walk(&self, first: i32, smem: u32, direction: Direction) -> Result<Walk, Misuse> {
+    fn walk(&self, first: i32, smem: u32, direction: Direction) -> Result<Walk, Fault> {
         // 128 bytes is the rule of the CUDA programming guide; atoms of 32 and 64 bytes are within it.
         require(
             smem.is_multiple_of(128),
@@ -286,7 +167,7 @@ impl TiledTensor {
             "it is a multiple of 128",
         )?;
         require(
-            (i64::from(first) * self.ty.bits() as i64) % 128 == 0,
+            (i64::from(first) * u64::from(self.ty.bits()) as i64) % 128 == 0,
             WHAT_COPY,
             "innermost coordinate",
             first as u32 as u64,
@@ -320,7 +201,7 @@ impl TiledTensor {
     /// The byte range of dimension 0 that a copy reads or writes, relative to the row's first byte: what lies inside
     /// the tensor, and for stores and reductions the whole last 16 bytes of it, as an H100 does.
     fn row_window(&self, start: i64, direction: Direction) -> (i64, i64) {
-        let bits = self.ty.bits() as i64;
+        let bits = u64::from(self.ty.bits()) as i64;
         let first = -start * bits / 8;
         let row = self.dims[0] as i64 * bits / 8;
         let row = match direction {

@@ -2,7 +2,8 @@
 //! pixels that a convolution filter meets (`.im2col`; 5.5.4).
 
 use super::{Direction, Piece, TiledTensor, WHAT, WHAT_COPY, Walk};
-use crate::semantics::misuse::{Misuse, require};
+use crate::semantics::misuse::require;
+use crate::trap::Fault;
 
 /// The bounding box of im2col mode, for one to three dimensions of space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +39,7 @@ impl TiledTensor {
         rows: &[i32],
         smem: u32,
         direction: Direction,
-    ) -> Result<Vec<Piece>, Misuse> {
+    ) -> Result<Vec<Piece>, Fault> {
         self.check_mode(false)?;
         let single = self.rank == 2 && self.box_dims[1] == 1;
         let rule = "gather4 and scatter4 take maps of two dimensions whose box has one row";
@@ -64,7 +65,7 @@ impl TiledTensor {
     /// # Errors
     /// As [`pieces`](TiledTensor::pieces); a map of the tiled mode; another number of coordinates or offsets than
     /// its dimensions need.
-    pub fn columns(&self, coordinates: &[i32], offsets: &[u32], smem: u32) -> Result<Vec<Piece>, Misuse> {
+    pub fn columns(&self, coordinates: &[i32], offsets: &[u32], smem: u32) -> Result<Vec<Piece>, Fault> {
         self.check_mode(true)?;
         let given = coordinates.len();
         let rule = "they are as many as the map's dimensions, and offsets two fewer";
@@ -101,13 +102,13 @@ impl TiledTensor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Fill, TensorType};
     use super::*;
     use crate::semantics::swizzle::Swizzle;
+    use dualgemm_ptx::layout::TensorDataType;
 
     fn images(bounds: Option<Bounds>, box_dims: [u32; 2]) -> TiledTensor {
         TiledTensor {
-            ty: TensorType::U8,
+            ty: TensorDataType::U8,
             rank: 4,
             base: 0x1_0000,
             dims: [64, 9, 14, 64, 1],
@@ -115,7 +116,6 @@ mod tests {
             box_dims: [box_dims[0], box_dims[1], 1, 1, 1],
             element_strides: [1; 5],
             swizzle: Swizzle::None,
-            fill: Fill::Zero,
             bounds,
         }
     }
@@ -139,11 +139,11 @@ mod tests {
     #[test]
     fn modes_of_map_and_copy_agree() {
         let tiled = images(None, [16, 1]);
-        assert!(tiled.columns(&[0; 4], &[0; 2], 0).unwrap_err().to_string().contains("mode is 0x0"));
+        assert!(tiled.columns(&[0; 4], &[0; 2], 0).unwrap_err().message.contains("mode is 0x0"));
         let bounds = Bounds { lower: [0; 3], upper: [0; 3] };
         let column = images(Some(bounds), [16, 8]);
-        assert!(column.pieces(&[0; 4], 0, Direction::Load).unwrap_err().to_string().contains("mode is 0x1"));
-        let gather = tiled.scattered(0, &[0; 4], 0, Direction::Load).unwrap_err().to_string();
+        assert!(column.pieces(&[0; 4], 0, Direction::Load).unwrap_err().message.contains("mode is 0x1"));
+        let gather = tiled.scattered(0, &[0; 4], 0, Direction::Load).unwrap_err().message;
         assert!(gather.contains("two dimensions"), "{gather}");
     }
 

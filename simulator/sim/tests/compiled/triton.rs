@@ -1,14 +1,23 @@
-//! Kernels that Triton compiled (`triton/kernels.py`), against results computed here.
+//! Kernels that Triton compiled (`../triton/kernels.py`), against results computed here.
 
-use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use super::Host;
+use dualgemm_device::{Args, Device, DevicePtr};
 use dualgemm_ptx::Target;
-use dualgemm_sim::{Card, Config, Gpu};
+use dualgemm_sim::{Card, Config};
 use half::{bf16, f16};
+use std::ops::Deref;
 
 /// A loaded kernel and what the first line of its file says of a launch.
 struct Kernel {
-    gpu: Gpu,
+    host: Host,
     ptx: String,
+}
+
+impl Deref for Kernel {
+    type Target = Host;
+    fn deref(&self) -> &Host {
+        &self.host
+    }
 }
 
 impl Kernel {
@@ -17,7 +26,7 @@ impl Kernel {
         let ptx = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
         let target = ptx.lines().find_map(|l| l.strip_prefix(".target ")).unwrap();
         let card = Card::of(Target::from_name(target).unwrap());
-        Kernel { gpu: Gpu::new(Config::default().card(card)), ptx }
+        Kernel { host: Host::new(&ptx, Config::default().card(card)), ptx }
     }
 
     /// A value of the first line, or 0.
@@ -30,37 +39,16 @@ impl Kernel {
         self.meta(key).parse().unwrap()
     }
 
-    fn upload<const N: usize>(&self, values: impl IntoIterator<Item = [u8; N]>) -> DevicePtr {
-        let bytes: Vec<u8> = values.into_iter().flatten().collect();
-        let at = self.gpu.alloc(bytes.len()).unwrap();
-        self.gpu.copy_to(at, &bytes).unwrap();
-        at
-    }
-
     fn zeros(&self, bytes: usize) -> DevicePtr {
         self.upload(vec![[0u8]; bytes])
     }
 
     /// Launches with the kernel's own `args`; Triton's two pointers are added.
     fn run(&self, grid: [u32; 2], args: Args) {
-        let module = self.gpu.load(&self.ptx).unwrap_or_else(|e| panic!("{e}"));
-        let f = self.gpu.function(module, self.meta("entry")).unwrap();
-        let threads = 32 * self.number("warps");
         let scratch = self.number("scratch") * grid[0] * grid[1];
         let scratch = if scratch == 0 { DevicePtr(0) } else { self.gpu.alloc(scratch as usize).unwrap() };
-        let spec = LaunchSpec::new(f, [grid[0], grid[1], 1], [threads, 1, 1])
-            .dynamic_shared(self.number("shared"))
-            .args(args.ptr(scratch).ptr(DevicePtr(0)));
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        if let Err(e) = unsafe { self.gpu.launch(&spec) }.and_then(|()| self.gpu.synchronize()) {
-            panic!("{e}");
-        }
-    }
-
-    fn download<const N: usize, T>(&self, at: DevicePtr, n: usize, f: fn([u8; N]) -> T) -> Vec<T> {
-        let mut bytes = vec![0; n * N];
-        self.gpu.copy_from(&mut bytes, at).unwrap();
-        bytes.chunks_exact(N).map(|b| f(b.try_into().unwrap())).collect()
+        let (threads, args) = (32 * self.number("warps"), args.ptr(scratch).ptr(DevicePtr(0)));
+        self.host.run(self.meta("entry"), grid, threads, self.number("shared"), args);
     }
 }
 

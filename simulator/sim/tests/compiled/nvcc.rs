@@ -1,53 +1,12 @@
-//! Kernels that nvcc compiled from CUDA C++ (`nvcc/kernels.cu`, `pointers.cu`), against results computed here.
+//! Kernels that nvcc compiled from CUDA C++ (`../nvcc/kernels.cu`, `pointers.cu`), against results computed here.
 
-use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
-use dualgemm_sim::{Config, Gpu};
+use super::Host;
+use dualgemm_device::{Args, Device};
+use dualgemm_sim::Config;
 use half::{bf16, f16};
 
-const PTX: &str = include_str!("nvcc/kernels.ptx");
-const POINTERS: &str = include_str!("nvcc/pointers.ptx");
-
-struct Host {
-    gpu: Gpu,
-    module: dualgemm_device::ModuleId,
-}
-
-impl Host {
-    fn new(seed: u64) -> Host {
-        Host::with(PTX, seed)
-    }
-
-    fn with(ptx: &str, seed: u64) -> Host {
-        let gpu = Gpu::new(Config::default().seed(seed));
-        let module = gpu.load(ptx).unwrap_or_else(|e| panic!("{e}"));
-        Host { gpu, module }
-    }
-
-    fn upload(&self, bytes: impl AsRef<[u8]>) -> DevicePtr {
-        let d = self.gpu.alloc(bytes.as_ref().len()).unwrap();
-        self.gpu.copy_to(d, bytes.as_ref()).unwrap();
-        d
-    }
-
-    fn ints(&self, v: impl IntoIterator<Item = i32>) -> DevicePtr {
-        self.upload(v.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>())
-    }
-
-    fn run(&self, kernel: &str, grid: u32, block: u32, shared: u32, args: Args) {
-        let f = self.gpu.function(self.module, kernel).unwrap();
-        let spec = LaunchSpec::new(f, [grid, 1, 1], [block, 1, 1]).dynamic_shared(shared).args(args);
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        if let Err(e) = unsafe { self.gpu.launch(&spec) } {
-            panic!("{e}");
-        }
-    }
-
-    fn download<const N: usize, T>(&self, at: DevicePtr, n: usize, f: fn([u8; N]) -> T) -> Vec<T> {
-        let mut bytes = vec![0; n * N];
-        self.gpu.copy_from(&mut bytes, at).unwrap();
-        bytes.chunks_exact(N).map(|b| f(b.try_into().unwrap())).collect()
-    }
-}
+const PTX: &str = include_str!("../nvcc/kernels.ptx");
+const POINTERS: &str = include_str!("../nvcc/pointers.ptx");
 
 fn values(n: usize) -> Vec<i32> {
     (0..n as i32).map(|i| i.wrapping_mul(7919).rem_euclid(1000) - 300).collect()
@@ -55,11 +14,11 @@ fn values(n: usize) -> Vec<i32> {
 
 #[test]
 fn sum_by_shuffles_and_atomics_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let x: Vec<i32> = values(5000);
-    let floats = h.upload(x.iter().flat_map(|&v| (v as f32).to_le_bytes()).collect::<Vec<_>>());
+    let floats = h.upload(x.iter().map(|&v| (v as f32).to_le_bytes()));
     let out = h.ints([0]);
-    h.run("reduce_sum", 5, 160, 0, Args::new().ptr(floats).i32(5000).ptr(out));
+    h.run("reduce_sum", [5, 1], 160, 0, Args::new().ptr(floats).i32(5000).ptr(out));
     let sum: i32 = x.iter().sum();
     assert_eq!(h.download(out, 1, f32::from_le_bytes), [sum as f32]);
 }
@@ -67,41 +26,41 @@ fn sum_by_shuffles_and_atomics_exact() {
 #[test]
 fn the_last_block_sees_what_the_others_wrote_exact() {
     for seed in 0..4 {
-        let h = Host::new(seed);
+        let h = Host::new(PTX, Config::default().seed(seed));
         let x = values(3000);
-        let (dx, part, out) = (h.ints(x.clone()), h.ints(vec![0; 20]), h.ints([0]));
-        h.run("last_block", 20, 96, 0, Args::new().ptr(dx).i32(3000).ptr(part).ptr(out));
+        let (dx, part, out) = (h.ints(&x), h.ints(vec![0; 20]), h.ints([0]));
+        h.run("last_block", [20, 1], 96, 0, Args::new().ptr(dx).i32(3000).ptr(part).ptr(out));
         assert_eq!(h.download(out, 1, i32::from_le_bytes), [x.iter().sum::<i32>()]);
     }
 }
 
 #[test]
 fn a_barrier_of_the_whole_grid_needs_every_cta_resident_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let n = 40;
     let (counter, a, b) = (h.ints([0]), h.ints(vec![0; n]), h.ints(vec![0; n]));
-    h.run("grid_barrier", n as u32, 1, 0, Args::new().ptr(counter).ptr(a).ptr(b));
+    h.run("grid_barrier", [n as u32, 1], 1, 0, Args::new().ptr(counter).ptr(a).ptr(b));
     let want: Vec<i32> = (0..n as i32).map(|i| (i + 1) % n as i32 + 1).collect();
     assert_eq!(h.download(b, n, i32::from_le_bytes), want);
 }
 
 #[test]
 fn lanes_of_one_warp_take_a_lock_in_turn_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let (lock, value) = (h.ints([0]), h.ints([0]));
-    h.run("spin_lock", 3, 40, 0, Args::new().ptr(lock).ptr(value));
+    h.run("spin_lock", [3, 1], 40, 0, Args::new().ptr(lock).ptr(value));
     assert_eq!(h.download(value, 1, i32::from_le_bytes), [120]);
 }
 
 #[test]
 fn a_pipelined_matrix_product_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let k = 160;
     let a: Vec<f16> = (0..64 * k).map(|i| f16::from_f32((i * 7 % 13) as f32 - 6.0)).collect();
     let b: Vec<f16> = (0..64 * k).map(|i| f16::from_f32((i * 5 % 11) as f32 * 0.5 - 2.0)).collect();
-    let bytes = |v: &[f16]| v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
-    let (da, db, dc) = (h.upload(bytes(&a)), h.upload(bytes(&b)), h.gpu.alloc(64 * 64 * 4).unwrap());
-    h.run("mma_gemm", 1, 128, 0, Args::new().ptr(da).ptr(db).ptr(dc).i32(k as i32));
+    let upload = |v: &[f16]| h.upload(v.iter().map(|x| x.to_le_bytes()));
+    let (da, db, dc) = (upload(&a), upload(&b), h.gpu.alloc(64 * 64 * 4).unwrap());
+    h.run("mma_gemm", [1, 1], 128, 0, Args::new().ptr(da).ptr(db).ptr(dc).i32(k as i32));
     let c = h.download(dc, 64 * 64, f32::from_le_bytes);
     for (i, got) in c.into_iter().enumerate() {
         let (m, n) = (i / 64, i % 64);
@@ -112,11 +71,11 @@ fn a_pipelined_matrix_product_exact() {
 
 #[test]
 fn calls_switches_local_arrays_and_printf_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let n = 200;
     let x = values(n);
-    let (dx, out, outd) = (h.ints(x.clone()), h.gpu.alloc(8 * n).unwrap(), h.gpu.alloc(8 * n).unwrap());
-    h.run("scalars", 2, 128, 0, Args::new().ptr(dx).ptr(out).ptr(outd).i32(n as i32));
+    let (dx, out, outd) = (h.ints(&x), h.gpu.alloc(8 * n).unwrap(), h.gpu.alloc(8 * n).unwrap());
+    h.run("scalars", [2, 1], 128, 0, Args::new().ptr(dx).ptr(out).ptr(outd).i32(n as i32));
     let (got, gotd) = (h.download(out, n, i64::from_le_bytes), h.download(outd, n, f64::from_le_bytes));
     for i in 0..n {
         let v = x[i];
@@ -146,10 +105,10 @@ fn calls_switches_local_arrays_and_printf_exact() {
 
 #[test]
 fn tiles_matches_and_ballots_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let x = values(64);
-    let (dx, out) = (h.ints(x.clone()), h.ints(vec![0; 64]));
-    h.run("tiles", 1, 64, 0, Args::new().ptr(dx).ptr(out));
+    let (dx, out) = (h.ints(&x), h.ints(vec![0; 64]));
+    h.run("tiles", [1, 1], 64, 0, Args::new().ptr(dx).ptr(out));
     let got = h.download(out, 64, i32::from_le_bytes);
     for i in 0..64 {
         let warp = &x[i / 32 * 32..][..32];
@@ -164,13 +123,13 @@ fn tiles_matches_and_ballots_exact() {
 
 #[test]
 fn half_precision_arithmetic_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let x: Vec<f16> = (0..128).map(|i| f16::from_f32((i as f32 - 60.0) * 0.037)).collect();
     let y: Vec<bf16> = (0..128).map(|i| bf16::from_f32((i as f32 - 50.0) * 0.21)).collect();
-    let dx = h.upload(x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
-    let dy = h.upload(y.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+    let dx = h.upload(x.iter().map(|v| v.to_le_bytes()));
+    let dy = h.upload(y.iter().map(|v| v.to_le_bytes()));
     let (hx, by, f) = (h.gpu.alloc(256).unwrap(), h.gpu.alloc(256).unwrap(), h.gpu.alloc(256).unwrap());
-    h.run("halves", 1, 64, 0, Args::new().ptr(dx).ptr(dy).ptr(hx).ptr(by).ptr(f));
+    h.run("halves", [1, 1], 64, 0, Args::new().ptr(dx).ptr(dy).ptr(hx).ptr(by).ptr(f));
     let got = h.download(by, 128, bf16::from_le_bytes);
     for i in 0..128 {
         // Multiplication and addition may be contracted to one fused operation.
@@ -195,10 +154,10 @@ fn half_precision_arithmetic_exact() {
 
 #[test]
 fn a_histogram_in_shared_memory_exact() {
-    let h = Host::new(0);
+    let h = Host::new(PTX, Config::default());
     let x: Vec<u8> = (0..4000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let (dx, out) = (h.upload(&x), h.ints(vec![0; 256]));
-    h.run("histogram", 6, 64, 1024, Args::new().ptr(dx).i32(4000).ptr(out));
+    let (dx, out) = (h.upload(x.iter().map(|v| [*v])), h.ints(vec![0; 256]));
+    h.run("histogram", [6, 1], 64, 1024, Args::new().ptr(dx).i32(4000).ptr(out));
     let mut want = vec![0; 256];
     x.iter().for_each(|b| want[*b as usize] += 1);
     assert_eq!(h.download(out, 256, i32::from_le_bytes), want);
@@ -209,16 +168,16 @@ fn calls_through_pointers_and_virtual_functions_exact() {
     let n = 150;
     let x = values(n);
     for seed in 0..2 {
-        let h = Host::with(POINTERS, seed);
-        let (dx, out) = (h.ints(x.clone()), h.ints(vec![0; n]));
-        h.run("by_table", 2, 96, 0, Args::new().ptr(dx).ptr(out).i32(n as i32));
+        let h = Host::new(POINTERS, Config::default().seed(seed));
+        let (dx, out) = (h.ints(&x), h.ints(vec![0; n]));
+        h.run("by_table", [2, 1], 96, 0, Args::new().ptr(dx).ptr(out).i32(n as i32));
         let want = (0..n).map(|i| match (i % 3, x[i], i as i32) {
             (0, a, b) => a + b,
             (1, a, b) => a - b,
             (_, a, b) => a * b,
         });
         assert_eq!(h.download(out, n, i32::from_le_bytes), want.collect::<Vec<_>>());
-        h.run("by_virtual", 2, 96, 0, Args::new().ptr(dx).ptr(out).i32(n as i32));
+        h.run("by_virtual", [2, 1], 96, 0, Args::new().ptr(dx).ptr(out).i32(n as i32));
         let want = (0..n).map(|i| match x[i] as f32 {
             v if x[i] & 1 != 0 => 3.0 * v * v,
             v => v * i as f32 + 4000.0,

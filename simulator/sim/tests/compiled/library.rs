@@ -1,50 +1,16 @@
-//! Kernels with CUDA's C++ libraries and inline PTX, compiled by nvcc (`nvcc/library.cu`), against results
+//! Kernels with CUDA's C++ libraries and inline PTX, compiled by nvcc (`../nvcc/library.cu`), against results
 //! computed here.
 
-use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use super::Host;
+use dualgemm_device::{Args, Device, DevicePtr};
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
-use dualgemm_sim::{Config, Gpu};
+use dualgemm_sim::Config;
 use half::{bf16, f16};
 
-const PTX: &str = include_str!("nvcc/library.ptx");
+const PTX: &str = include_str!("../nvcc/library.ptx");
 
-struct Host {
-    gpu: Gpu,
-    module: dualgemm_device::ModuleId,
-}
-
-impl Host {
-    fn new() -> Host {
-        let gpu = Gpu::new(Config::default());
-        let module = gpu.load(PTX).unwrap_or_else(|e| panic!("{e}"));
-        Host { gpu, module }
-    }
-
-    fn upload<const N: usize>(&self, values: impl IntoIterator<Item = [u8; N]>) -> DevicePtr {
-        let bytes: Vec<u8> = values.into_iter().flatten().collect();
-        let at = self.gpu.alloc(bytes.len()).unwrap();
-        self.gpu.copy_to(at, &bytes).unwrap();
-        at
-    }
-
-    fn ints(&self, v: &[i32]) -> DevicePtr {
-        self.upload(v.iter().map(|v| v.to_le_bytes()))
-    }
-
-    fn run(&self, kernel: &str, grid: [u32; 2], block: u32, shared: u32, args: Args) {
-        let f = self.gpu.function(self.module, kernel).unwrap();
-        let spec = LaunchSpec::new(f, [grid[0], grid[1], 1], [block, 1, 1]).dynamic_shared(shared).args(args);
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        if let Err(e) = unsafe { self.gpu.launch(&spec) } {
-            panic!("{e}");
-        }
-    }
-
-    fn download<const N: usize, T>(&self, at: DevicePtr, n: usize, f: fn([u8; N]) -> T) -> Vec<T> {
-        let mut bytes = vec![0; n * N];
-        self.gpu.copy_from(&mut bytes, at).unwrap();
-        bytes.chunks_exact(N).map(|b| f(b.try_into().unwrap())).collect()
-    }
+fn host() -> Host {
+    Host::new(PTX, Config::default())
 }
 
 fn values(n: usize, seed: usize) -> Vec<i32> {
@@ -60,7 +26,7 @@ fn wmma<const T: usize, const A: usize>(
     encode: impl Fn(i32) -> [u8; T],
     (write, read): (impl Fn(i32) -> [u8; A], fn([u8; A]) -> f64),
 ) {
-    let h = Host::new();
+    let h = host();
     let unsigned = name.contains("u8");
     let small = |n: usize, seed| -> Vec<i32> {
         values(n, seed).iter().map(|v| v.rem_euclid(7) - if unsigned { 0 } else { 3 }).collect()
@@ -104,10 +70,10 @@ fn wmma_of_every_type_and_shape_exact() {
 
 #[test]
 fn a_pipeline_of_block_copies_exact() {
-    let h = Host::new();
+    let h = host();
     let (n, batches) = (96, 7);
     let x = values(n * batches, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&vec![0; n]));
+    let (dx, out) = (h.ints(&x), h.ints(vec![0; n]));
     h.run("pipelined", [1, 1], n as u32, 8 * n as u32, Args::new().ptr(dx).ptr(out).i32(batches as i32));
     let want: Vec<i32> =
         (0..n).map(|t| (0..batches).map(|b| x[b * n + (t * 5 + 1) % n] * (b as i32 + 1)).sum()).collect();
@@ -116,9 +82,9 @@ fn a_pipeline_of_block_copies_exact() {
 
 #[test]
 fn asynchronous_copies_of_both_libraries_exact() {
-    let h = Host::new();
+    let h = host();
     let x = values(512, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&[0; 256]));
+    let (dx, out) = (h.ints(&x), h.ints([0; 256]));
     h.run("async_copy", [1, 1], 64, 0, Args::new().ptr(dx).ptr(out));
     let want: Vec<i32> = (0..256).map(|i| x[255 - i] * 3 + x[256 + (i ^ 1)]).collect();
     assert_eq!(h.download(out, 256, i32::from_le_bytes), want);
@@ -126,9 +92,9 @@ fn asynchronous_copies_of_both_libraries_exact() {
 
 #[test]
 fn scans_reductions_and_groups_of_a_warp_exact() {
-    let h = Host::new();
+    let h = host();
     let x = values(64, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&[0; 512]));
+    let (dx, out) = (h.ints(&x), h.ints([0; 512]));
     h.run("warp_level", [1, 1], 64, 0, Args::new().ptr(dx).ptr(out));
     let got = h.download(out, 512, i32::from_le_bytes);
     for (i, got) in got.chunks_exact(8).enumerate() {
@@ -151,12 +117,12 @@ fn scans_reductions_and_groups_of_a_warp_exact() {
 
 #[test]
 fn byte_and_half_word_arithmetic_exact() {
-    let h = Host::new();
+    let h = host();
     let a: Vec<i32> = values(64, 0).iter().map(|v| v.wrapping_mul(90_001_237)).collect();
     let b: Vec<i32> = values(64, 9).iter().map(|v| v.wrapping_mul(70_203_011)).collect();
     let x: Vec<f16> = (0..128).map(|i| f16::from_f32((i as f32 - 60.0) * 0.037)).collect();
-    let (da, db, out) = (h.ints(&a), h.ints(&b), h.ints(&[0; 256]));
-    let (dx, dy) = (h.upload(x.iter().map(|v| v.to_le_bytes())), h.ints(&[0; 64]));
+    let (da, db, out) = (h.ints(&a), h.ints(&b), h.ints([0; 256]));
+    let (dx, dy) = (h.upload(x.iter().map(|v| v.to_le_bytes())), h.ints([0; 64]));
     h.run("small_dots", [1, 1], 64, 0, Args::new().ptr(da).ptr(db).ptr(out).ptr(dx).ptr(dy));
     let got = h.download(out, 256, i32::from_le_bytes);
     for (i, got) in got.chunks_exact(4).enumerate() {
@@ -192,9 +158,9 @@ fn byte_and_half_word_arithmetic_exact() {
 
 #[test]
 fn a_histogram_spread_over_the_shared_memory_of_a_cluster_exact() {
-    let h = Host::new();
+    let h = host();
     let x: Vec<u8> = (0..3000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let (dx, out) = (h.upload(x.iter().map(|v| [*v])), h.ints(&[0; 256]));
+    let (dx, out) = (h.upload(x.iter().map(|v| [*v])), h.ints([0; 256]));
     h.run("cluster_histogram", [8, 1], 64, 0, Args::new().ptr(dx).i32(3000).ptr(out));
     let mut want = vec![0; 256];
     x.iter().for_each(|v| want[*v as usize] += 1);
@@ -203,7 +169,7 @@ fn a_histogram_spread_over_the_shared_memory_of_a_cluster_exact() {
 
 #[test]
 fn fp8_fragments_converted_by_the_library_exact() {
-    let h = Host::new();
+    let h = host();
     let small =
         |n: usize, seed| -> Vec<f32> { values(n, seed).iter().map(|v| (v % 7) as f32 * 0.5).collect() };
     let (a, b) = (small(16 * 32, 0), small(8 * 32, 5));
@@ -218,9 +184,9 @@ fn fp8_fragments_converted_by_the_library_exact() {
 
 #[test]
 fn tiles_by_tma_of_the_library_exact() {
-    let h = Host::new();
+    let h = host();
     let x = values(64 * 96, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&vec![0; 64 * 96]));
+    let (dx, out) = (h.ints(&x), h.ints(vec![0; 64 * 96]));
     let map = |at: DevicePtr| {
         let map = TensorMap::matrix(TensorDataType::S32, at.0, (64, 96), 384, (32, 32), TensorSwizzle::None);
         h.gpu.tensor_map(&map).unwrap()
@@ -232,12 +198,12 @@ fn tiles_by_tma_of_the_library_exact() {
 
 #[test]
 fn warpgroups_with_roles_multiply_from_shared_memory_exact() {
-    let h = Host::new();
+    let h = host();
     let k = 320;
     let small = |n: usize, seed| -> Vec<i32> { values(n, seed).iter().map(|v| v % 4).collect() };
     let (a, b) = (small(128 * k, 1), small(64 * k, 2));
     let upload = |v: &[i32]| h.upload(v.iter().map(|v| f16::from_f32(*v as f32).to_le_bytes()));
-    let (da, db, dc) = (upload(&a), upload(&b), h.ints(&vec![0; 128 * 64]));
+    let (da, db, dc) = (upload(&a), upload(&b), h.ints(vec![0; 128 * 64]));
     let map = |at: DevicePtr, rows: u32| {
         let size = (u64::from(rows), k as u64);
         let swizzle = TensorSwizzle::B128;
@@ -255,8 +221,8 @@ fn warpgroups_with_roles_multiply_from_shared_memory_exact() {
 
 #[test]
 fn blocks_take_turns_by_atomic_references_exact() {
-    let h = Host::new();
-    let (value, turn) = (h.ints(&[1]), h.ints(&[0]));
+    let h = host();
+    let (value, turn) = (h.ints([1]), h.ints([0]));
     h.run("hand_off", [7, 1], 32, 0, Args::new().ptr(value).ptr(turn));
     let want = (0..7).fold(1, |v, b| v * 3 + b);
     assert_eq!(h.download(value, 1, i32::from_le_bytes), [want]);
@@ -264,10 +230,10 @@ fn blocks_take_turns_by_atomic_references_exact() {
 
 #[test]
 fn atomics_of_every_width_exact() {
-    let h = Host::new();
+    let h = host();
     let x: Vec<f32> = values(4 * 96, 0).iter().map(|v| (v % 5) as f32).collect();
     let dx = h.upload(x.iter().map(|v| v.to_le_bytes()));
-    let (sum, best, pair) = (h.ints(&[0; 2]), h.ints(&[0; 2]), h.ints(&[0]));
+    let (sum, best, pair) = (h.ints([0; 2]), h.ints([0; 2]), h.ints([0]));
     h.run("mixed", [3, 1], 32, 0, Args::new().ptr(dx).ptr(sum).ptr(best).ptr(pair));
     assert_eq!(h.download(sum, 1, f64::from_le_bytes), [x.iter().map(|v| f64::from(*v)).sum::<f64>()]);
     let keys =

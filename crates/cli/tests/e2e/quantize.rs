@@ -1,0 +1,246 @@
+//! `quantize`, and what the other commands make of the files that it writes.
+
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use crate::common::{arg, data, dualgemm, json as run, run_json, tensor};
+
+const PRODUCERS: [&str; 5] = ["modelopt", "compressed-tensors", "torchao", "te", "ggml"];
+
+/// Quantizes and returns the report.
+fn quantize(source: &Path, out: &Path, producer: &str, more: &[&str]) -> Value {
+    run(&[&["quantize", arg(source), arg(out), "--producer", producer], more].concat(), 0)
+}
+
+/// Type, shape and bytes of a tensor.
+fn held(file: &Path, name: &str) -> (Dtype, Vec<usize>, Vec<u8>) {
+    let file = std::fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let view = tensors.tensor(name).unwrap();
+    (view.dtype(), view.shape().to_vec(), view.data().to_vec())
+}
+
+/// A file of tensors in f32.
+fn write(file: &Path, tensors: &[(String, Vec<usize>, Vec<u8>)]) {
+    let view = |shape: &Vec<usize>, bytes| TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap();
+    let views = tensors.iter().map(|(name, shape, bytes)| (name.as_str(), view(shape, bytes)));
+    safetensors::serialize_to_file(views, None, file).unwrap();
+}
+
+#[test]
+fn the_exporters_gate_and_up_are_reproduced() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("q.safetensors");
+    for (producer, exported, suffixes) in [
+        ("modelopt", "modelopt-nvfp4", ["weight", "weight_scale", "weight_scale_2"]),
+        (
+            "compressed-tensors",
+            "compressed-tensors-nvfp4a16",
+            ["weight_packed", "weight_scale", "weight_global_scale"],
+        ),
+    ] {
+        let report = quantize(&data("mlp-bf16.safetensors"), &out, producer, &[]);
+        assert_eq!(report["tensors"].as_array().unwrap().len(), 3);
+        let theirs = data(exported).join("model.safetensors");
+        for half in ["gate_proj", "up_proj"] {
+            for suffix in suffixes {
+                let ours = held(&out, &format!("model.layers.14.mlp.{half}.{suffix}"));
+                let theirs = held(&theirs, &format!("model.layers.0.mlp.{half}.{suffix}"));
+                assert!(ours == theirs, "{producer} {half}.{suffix} differs");
+            }
+        }
+    }
+}
+
+#[test]
+fn files_are_read_back_by_every_producers_name_with_the_scales_that_were_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = data("mlp-bf16.safetensors");
+    for producer in PRODUCERS {
+        let out = dir.path().join(format!("{producer}.safetensors"));
+        let report = quantize(&source, &out, producer, &[]);
+        // The floats come without a configuration.
+        let silu = ["--activation", "silu"];
+        assert_eq!(run(&[&["validate", arg(&out)], &silu[..]].concat(), 0)["errors"], 0, "{producer}");
+        let product = run_json(&[&[arg(&out), "--layer", "14", "--m", "3"], &silu[..]].concat(), 0);
+        assert_eq!(product["right"], true, "{producer}");
+        let text = |more: &[&str]| {
+            let args = [&["quantize", arg(&source), arg(&out), "--producer", producer], more].concat();
+            String::from_utf8(dualgemm().args(args).output().unwrap().stdout).unwrap()
+        };
+        let printed = text(&[]);
+        let found = &run(&["inspect", arg(&out)], 0)["mlps"][0]["entries"][0]["pair"];
+        for half in ["gate", "up"] {
+            let mut tensors = report["tensors"].as_array().unwrap().iter();
+            let name = format!("model.layers.14.mlp.{half}_proj.weight");
+            let written = tensors.find(|t| t["name"] == name).unwrap();
+            for key in ["tensor_scale", "tensor_scale_held"] {
+                let (written, found) = (&written[key], &found[half][key]);
+                assert!(written.is_number() && written == found, "{producer}: {written} {found}");
+            }
+            let scale = format!("{:e}", written["tensor_scale"].as_f64().unwrap() as f32);
+            assert!(
+                printed.split_whitespace().any(|cell| cell == scale),
+                "{producer}: no {scale} in\n{printed}"
+            );
+        }
+        // Without a search there is one error, with one the producer's beside it.
+        assert!(!printed.contains("rel L2 plain"), "{printed}");
+        assert!(text(&["--search", "mse"]).contains("rel L2 plain"));
+        for t in quantize(&source, &out, producer, &["--search", "mse"])["tensors"].as_array().unwrap() {
+            let (plain, found) = (t["rel_l2_plain"].as_f64().unwrap(), t["rel_l2"].as_f64().unwrap());
+            assert!(found < plain && plain < 0.11, "{producer}: {t}");
+        }
+    }
+}
+
+#[test]
+fn models_keep_their_activation() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("model");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::copy(data("mlp-bf16.safetensors"), source.join("model.safetensors")).unwrap();
+    std::fs::write(source.join("config.json"), r#"{ "hidden_activation": "gelu_pytorch_tanh" }"#).unwrap();
+    for (producer, out, more, from) in [
+        ("modelopt", "m", &[][..], "config.json: hidden_activation"),
+        ("te", "t.safetensors", &[], "t.safetensors: hidden_activation"),
+        ("torchao", "o.safetensors", &[], "o.safetensors: hidden_activation"),
+        ("ggml", "g.gguf", &["--mlp-only"], "g.gguf: unknown.hidden_activation"),
+    ] {
+        let out = dir.path().join(out);
+        quantize(&source, &out, producer, more);
+        let report = run_json(&[arg(&out), "--m", "1"], 0);
+        assert_eq!((&report["activation"], &report["activation_from"]), (&"gelu_tanh".into(), &from.into()));
+    }
+}
+
+#[test]
+fn what_is_skipped_is_copied_and_gguf_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = data("mlp-bf16.safetensors");
+    let out = dir.path().join("q.safetensors");
+    let copied = "model.layers.14.mlp.down_proj.weight";
+    assert_eq!(quantize(&source, &out, "modelopt", &["--skip", "down_proj"])["copied"], json!([copied]));
+    assert_eq!(tensor(&out, copied), tensor(&source, copied));
+    let out = dir.path().join("q.gguf");
+    quantize(&source, &out, "ggml", &["--mlp-only"]);
+    assert_eq!(&std::fs::read(&out).unwrap()[..4], b"GGUF");
+    assert_eq!(run_json(&[arg(&out), "--layer", "14", "--m", "3", "--activation", "silu"], 0)["right"], true);
+}
+
+/// A Llama of one layer in f32, with what lies beside such a model.
+fn small_model(dir: &Path) {
+    std::fs::create_dir(dir).unwrap();
+    let mut state = 1u32;
+    let mut values = |shape: &[usize], size: f32| -> Vec<u8> {
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            ((state >> 8) as f32 / (1 << 24) as f32 - 0.5) * size
+        };
+        (0..shape.iter().product()).flat_map(|_: usize| next().to_le_bytes()).collect()
+    };
+    let modules = [
+        ("model.embed_tokens", vec![64, 64]),
+        ("lm_head", vec![64, 64]),
+        ("model.norm", vec![64]),
+        ("model.layers.0.input_layernorm", vec![64]),
+        ("model.layers.0.post_attention_layernorm", vec![64]),
+        ("model.layers.0.self_attn.q_proj", vec![64, 64]),
+        ("model.layers.0.self_attn.k_proj", vec![32, 64]),
+        ("model.layers.0.self_attn.v_proj", vec![32, 64]),
+        ("model.layers.0.self_attn.o_proj", vec![64, 64]),
+        ("model.layers.0.mlp.gate_proj", vec![128, 64]),
+        ("model.layers.0.mlp.up_proj", vec![128, 64]),
+        ("model.layers.0.mlp.down_proj", vec![64, 128]),
+    ];
+    // Every module with a magnitude of its own.
+    let tensors = modules.into_iter().enumerate().map(|(i, (name, shape))| {
+        let values = values(&shape, 0.1 + i as f32 / 10.0);
+        (format!("{name}.weight"), shape, values)
+    });
+    write(&dir.join("model.safetensors"), &tensors.collect::<Vec<_>>());
+    let config = json!({ "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "intermediate_size": 128,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "vocab_size": 64 });
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(dir.join("generation_config.json"), "{}").unwrap();
+}
+
+/// Codes of weights that are no numbers would be numbers; nothing is written.
+#[test]
+fn weights_that_are_not_finite_are_not_quantized() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, out) = (dir.path().join("w.safetensors"), dir.path().join("q.safetensors"));
+    for (value, text) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        let mut bytes = 1f32.to_le_bytes().repeat(4 * 64);
+        bytes[(2 * 64 + 5) * 4..][..4].copy_from_slice(&value.to_le_bytes());
+        write(&source, &[("x.up_proj.weight".into(), vec![4, 64], bytes)]);
+        for producer in PRODUCERS {
+            let args = ["quantize", arg(&source), arg(&out), "--producer", producer];
+            let failed = dualgemm().args(args).output().unwrap();
+            assert_eq!(failed.status.code(), Some(2));
+            let message = String::from_utf8_lossy(&failed.stderr);
+            let expected =
+                format!("x.up_proj.weight: element [2, 5] is {text}; weights to quantize must be finite");
+            assert!(message.contains(&expected), "{message}");
+            assert!(!out.exists());
+        }
+    }
+}
+
+/// What the producers' own tools leave in floats stays, and layers that vLLM fuses share the scale of the largest.
+#[test]
+fn whole_models_are_quantized_as_their_loaders_read_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("model");
+    small_model(&source);
+    let float = source.join("model.safetensors");
+    let validated = |out: &Path, warnings: u32| {
+        let report = run(&["validate", arg(out)], 0);
+        assert_eq!((&report["errors"], &report["warnings"]), (&0.into(), &warnings.into()), "{report}");
+    };
+    for (producer, scale, codes) in [
+        ("modelopt", "weight_scale_2", "weight"),
+        ("compressed-tensors", "weight_global_scale", "weight_packed"),
+    ] {
+        let out = dir.path().join(producer);
+        let report = quantize(&source, &out, producer, &["--skip", "no_such_name"]);
+        let note = report["notes"][0].as_str().unwrap();
+        assert!(note.starts_with("--skip no_such_name: no tensor of"), "{note}");
+        let kept = json!([{ "name": "lm_head.weight", "why": "the output head" },
+            { "name": "model.embed_tokens.weight", "why": "an embedding" }]);
+        assert_eq!(report["kept"], kept);
+        let written = out.join("model.safetensors");
+        for name in ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"] {
+            assert_eq!(held(&written, name), held(&float, name), "{name}");
+        }
+        let part = |module: &str, part| held(&written, &format!("model.layers.0.{module}.{part}")).2;
+        let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|p| part(&format!("self_attn.{p}"), scale));
+        assert!(q == k && q == v);
+        let [gate, up, down] =
+            ["gate_proj", "up_proj", "down_proj"].map(|p| part(&format!("mlp.{p}"), scale));
+        assert!(gate == up && up != down);
+        assert!(out.join("generation_config.json").exists());
+        validated(&out, 0);
+        // The producer's arithmetic on q, k and v as the one matrix that engines make of them.
+        let qkv = ["q_proj", "k_proj", "v_proj"].map(|p| format!("self_attn.{p}"));
+        let floats = qkv.iter().flat_map(|m| held(&float, &format!("model.layers.0.{m}.weight")).2);
+        let (lone, quantized) = (dir.path().join("fused.safetensors"), dir.path().join("qkv.safetensors"));
+        write(&lone, &[("qkv.weight".into(), vec![128, 64], floats.collect())]);
+        quantize(&lone, &quantized, producer, &[]);
+        for name in [codes, "weight_scale"] {
+            let parts: Vec<u8> = qkv.iter().flat_map(|m| part(m, name)).collect();
+            assert!(parts == held(&quantized, &format!("qkv.{name}")).2, "{producer}: {name}");
+        }
+        assert_eq!(k, held(&quantized, &format!("qkv.{scale}")).2);
+    }
+    // Each its own, if asked for: validate warns of that, once.
+    let out = dir.path().join("separate");
+    quantize(&source, &out, "modelopt", &["--separate-scales"]);
+    validated(&out, 1);
+    // And as GGUF, whole.
+    assert_eq!(quantize(&source, &dir.path().join("m.gguf"), "ggml", &[])["left_out"], json!([]));
+}

@@ -1,0 +1,368 @@
+//! Threads that stay awake between calls, for products of a few rows.
+//!
+//! rayon's threads look for work in each other's queues and sleep when they find none, which suits everything else. But on 16
+//! threads of an Emerald Rapids it takes 9 µs until the last of them has work and the first knows that all are done, where one
+//! token takes 140 µs. Here a call is one word that all threads watch: 4 µs.
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+
+/// How long a thread watches for the next call before it sleeps. Between two products of a model other layers take some ten
+/// microseconds.
+const AWAKE: Duration = Duration::from_micros(200);
+
+/// Turns of a waiting loop between two looks at the clock, or before a caller gives its processor to threads it waits for.
+const TURNS: u32 = 256;
+
+/// Threads for products; the caller is one of them.
+///
+/// Inside [`install`](Self::install), plans are made for as many threads, and products and packs run on them instead of on a rayon
+/// pool. The others stay awake for 200 µs after each call, and take a processor each while they do: a team should not have more
+/// threads than there are processors with nothing else to do. Results do not depend on it.
+#[derive(Debug)]
+pub struct Team {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Taken by the thread that is inside.
+    inside: Mutex<()>,
+}
+
+/// What lies on cache lines of its own. Processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// What the caller and the other threads share.
+#[derive(Debug)]
+struct Shared {
+    /// The number of calls so far, or [`END`].
+    calls: Apart<AtomicU64>,
+    /// Threads inside the last call without the caller, and from [`PART`] on how many may take part: 0 once it has no work left. So
+    /// nobody waits for a thread that has not even started.
+    open: Apart<AtomicU64>,
+    /// Threads that sleep, or are about to.
+    asleep: Apart<AtomicUsize>,
+    job: UnsafeCell<Job>,
+    /// The first panic of a call.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    others: Mutex<Vec<Thread>>,
+    /// Threads with the caller.
+    count: usize,
+}
+
+/// The last value of [`Shared::calls`].
+const END: u64 = u64::MAX;
+
+/// The value of a thread that may take part, in [`Shared::open`].
+const PART: u64 = 1 << 32;
+
+/// A closure that takes a worker's number, and the function that calls it.
+type Job = (unsafe fn(*const (), usize), *const ());
+
+// SAFETY: `job` alone is not `Sync`. A caller writes it while `open` says that no thread may take part and none is inside. Threads
+// read it between entering and leaving, and if they may take part.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is used only during the call whose closure it points to, and that closure is `Sync`.
+unsafe impl Send for Shared {}
+
+thread_local! {
+    /// The team that this thread is inside of, unless it is multiplying.
+    static CURRENT: Cell<Option<*const Shared>> = const { Cell::new(None) };
+}
+
+/// Sets [`CURRENT`] for as long as this lives.
+struct Inside(Option<*const Shared>);
+
+impl Inside {
+    fn of(shared: Option<*const Shared>) -> Self {
+        Self(CURRENT.replace(shared))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
+}
+
+impl Team {
+    /// Starts `threads` threads less one, the caller's.
+    ///
+    /// # Errors
+    /// If `threads` is not 1 to 65 535, or the system has no room for so many.
+    pub fn new(threads: usize) -> Result<Self, Error> {
+        let refused = |found: String| Error::NotPlanned {
+            what: "a team",
+            found,
+            expected: "1 to 65535 threads that the system has room for".into(),
+        };
+        if !(1..1 << 16).contains(&threads) {
+            return Err(refused(format!("of {threads} threads")));
+        }
+        let shared = Arc::new(Shared {
+            calls: Apart::default(),
+            open: Apart::default(),
+            asleep: Apart::default(),
+            job: UnsafeCell::new((nothing, std::ptr::null())),
+            panic: Mutex::new(None),
+            others: Mutex::new(Vec::new()),
+            count: threads,
+        });
+        let mut team = Self { shared, threads: Vec::new(), inside: Mutex::new(()) };
+        for worker in 1..threads {
+            let shared = team.shared.clone();
+            let thread = std::thread::Builder::new().name(format!("dualgemm-{worker}"));
+            let thread = thread.spawn(move || shared.serve(worker));
+            team.threads.push(thread.map_err(|e| refused(format!("of {threads} threads: {e}")))?);
+        }
+        *lock(&team.shared.others) = team.threads.iter().map(|thread| thread.thread().clone()).collect();
+        Ok(team)
+    }
+
+    /// Calls `body` on this thread, with products and packs on the team's threads. Other callers wait for each other; a thread
+    /// that is inside already is not stopped.
+    pub fn install<R>(&self, body: impl FnOnce() -> R) -> R {
+        let shared: *const Shared = &*self.shared;
+        if CURRENT.get() == Some(shared) {
+            return body();
+        }
+        let _turn = lock(&self.inside);
+        let _inside = Inside::of(Some(shared));
+        body()
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.calls.0.store(END, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // Panics of jobs are caught, and there are no others.
+            _ = thread.join();
+        }
+    }
+}
+
+/// Threads for the products of a caller: those of the [`Team`] it is inside of, or else of the current rayon pool.
+pub(crate) fn threads() -> usize {
+    current().map_or_else(rayon::current_num_threads, |team| team.count)
+}
+
+/// Whether threads are awake to take shares of a few microseconds.
+pub(crate) fn awake() -> bool {
+    current().is_some()
+}
+
+fn current<'a>() -> Option<&'a Shared> {
+    // SAFETY: `install` borrows the team until it takes the pointer away again.
+    CURRENT.get().map(|shared| unsafe { &*shared })
+}
+
+/// Calls `work` with the numbers below `workers`, or fewer of them if there are fewer threads, on threads of the team that this one is
+/// inside of. Returns whether there is a team.
+pub(crate) fn run<W: Fn(usize) + Sync>(workers: usize, work: &W) -> bool {
+    let Some(team) = current() else { return false };
+    // What a job starts itself goes to rayon.
+    let _inside = Inside::of(None);
+    team.run(workers.min(team.count), work);
+    true
+}
+
+/// # Safety
+/// Any arguments will do.
+unsafe fn nothing(_: *const (), _: usize) {}
+
+/// # Safety
+/// `work` points to a `W`.
+unsafe fn call<W: Fn(usize) + Sync>(work: *const (), worker: usize) {
+    // SAFETY: that is the contract.
+    unsafe { (*work.cast::<W>())(worker) }
+}
+
+/// Ends a call when the caller's share is done or panics: other threads use its closure.
+struct Call<'a>(&'a AtomicU64);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_and(PART - 1, Ordering::Relaxed);
+        let mut turns = 0;
+        while self.0.load(Ordering::Acquire) > 0 {
+            if turns < 64 * TURNS {
+                turns += 1;
+                std::hint::spin_loop();
+            } else {
+                // More threads than processors.
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn run<W: Fn(usize) + Sync>(&self, workers: usize, work: &W) {
+        // SAFETY: no thread reads the job now: see `Sync`.
+        unsafe { *self.job.get() = (call::<W>, std::ptr::from_ref(work).cast()) };
+        self.open.0.fetch_add(workers as u64 * PART, Ordering::Release);
+        let call = Call(&self.open.0);
+        self.wake(self.calls.0.load(Ordering::Relaxed) + 1, workers - 1);
+        work(0);
+        drop(call);
+        if let Some(panic) = lock(&self.panic).take() {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Tells the first `others` threads besides the caller of a call.
+    fn wake(&self, call: u64, others: usize) {
+        // In one order with `asleep`: either this sees a thread that goes to sleep, or that thread sees the call.
+        self.calls.0.store(call, Ordering::SeqCst);
+        if self.asleep.0.load(Ordering::SeqCst) > 0 {
+            lock(&self.others).iter().take(others).for_each(Thread::unpark);
+        }
+    }
+
+    /// What a thread does.
+    fn serve(&self, worker: usize) {
+        let mut last = 0;
+        loop {
+            last = self.next(last);
+            if last == END {
+                return;
+            }
+            // This may be the call after `last`, too, which this thread then enters twice, one after the other.
+            if (worker as u64) < self.open.0.fetch_add(1, Ordering::Acquire) / PART {
+                // SAFETY: the caller wrote it before it opened the call, and waits for this thread.
+                let (function, work) = unsafe { *self.job.get() };
+                // SAFETY: the job is a function and what it takes.
+                let done = catch_unwind(AssertUnwindSafe(|| unsafe { function(work, worker) }));
+                if let Err(panic) = done {
+                    lock(&self.panic).get_or_insert(panic);
+                }
+            }
+            self.open.0.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for a call other than `last`.
+    fn next(&self, last: u64) -> u64 {
+        let start = Instant::now();
+        while start.elapsed() < AWAKE {
+            for _ in 0..TURNS {
+                let call = self.calls.0.load(Ordering::Acquire);
+                if call != last {
+                    return call;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        self.asleep.0.fetch_add(1, Ordering::SeqCst);
+        let call = loop {
+            let call = self.calls.0.load(Ordering::SeqCst);
+            if call != last {
+                break call;
+            }
+            std::thread::park();
+        };
+        self.asleep.0.fetch_sub(1, Ordering::SeqCst);
+        call
+    }
+}
+
+/// What a panic left behind is whole.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads::for_each;
+
+    /// How often each of 100 items is done.
+    fn counts(workers: usize) -> Vec<usize> {
+        let counts: Vec<_> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+        for_each(workers, 100, |_| (), |(), item| _ = counts[item].fetch_add(1, Ordering::Relaxed));
+        counts.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
+    #[test]
+    fn items_are_done_once_by_threads_awake_and_asleep() {
+        for count in [1, 2, 5] {
+            let team = Team::new(count).unwrap();
+            for pause in [Duration::ZERO, 5 * AWAKE, Duration::ZERO] {
+                std::thread::sleep(pause);
+                // Fewer workers than threads, as many, and more.
+                for workers in [1, 2, count, 9] {
+                    team.install(|| assert_eq!(counts(workers), [1; 100], "{count} {workers} {pause:?}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_thread_takes_part() {
+        let (team, here) = (Team::new(3).unwrap(), AtomicUsize::new(0));
+        let all = |worker: usize| {
+            here.fetch_add(1 << (8 * worker), Ordering::SeqCst);
+            while here.load(Ordering::SeqCst) != 0x01_01_01 {
+                std::thread::yield_now();
+            }
+        };
+        team.install(|| assert!(run(3, &all)));
+    }
+
+    #[test]
+    fn a_team_holds_inside_alone() {
+        let team = Team::new(3).unwrap();
+        assert!(!awake() && !run(2, &|_| ()));
+        let inside = || (awake(), threads(), team.install(threads));
+        assert_eq!(team.install(inside), (true, 3, 3));
+        assert_eq!(threads(), rayon::current_num_threads());
+        // A job is not inside, so that it cannot start another one while threads are busy with it.
+        team.install(|| for_each(2, 2, |_| (), |(), _| assert!(!awake())));
+    }
+
+    #[test]
+    fn callers_take_turns() {
+        let team = Team::new(2).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..50).for_each(|_| team.install(|| assert_eq!(counts(2), [1; 100]))));
+            }
+        });
+    }
+
+    #[test]
+    fn panics_reach_the_caller_and_the_team_goes_on() {
+        let team = Team::new(2).unwrap();
+        for bad in [0, 1] {
+            // Both take part, so that the bad one panics.
+            let here = AtomicUsize::new(0);
+            let work = |worker: usize| {
+                here.fetch_add(1, Ordering::SeqCst);
+                while here.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+                assert!(worker != bad, "worker {bad}");
+            };
+            let message = catch_unwind(AssertUnwindSafe(|| team.install(|| run(2, &work)))).unwrap_err();
+            assert_eq!(message.downcast_ref::<String>().unwrap(), &format!("worker {bad}"));
+            team.install(|| assert_eq!(counts(2), [1; 100]));
+        }
+    }
+
+    #[test]
+    fn impossible_teams_are_refused() {
+        for threads in [0, 1 << 16] {
+            let message = Team::new(threads).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("a team is of {threads} threads; ")), "{message}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! A decoder layer's token: norms, rotation and attention, against the definition in f64.
+
+use dualgemm_cpu::token::{LayerDesc, Norm, Part, Token, TokenLayer};
+use dualgemm_cpu::{Error, Isa};
+use dualgemm_formats::FloatType;
+
+use super::*;
+
+/// Shapes: heads, heads of keys, features of a head, tokens before.
+const SHAPES: [[usize; 4]; 6] =
+    [[4, 4, 16, 1], [9, 3, 64, 300], [4, 2, 48, 7], [10, 2, 80, 128], [8, 1, 128, 129], [2, 1, 512, 255]];
+
+const HIDDEN: usize = 40;
+const EPS: f32 = 1e-5;
+
+/// Vectors of one type, and what a step that rounds to it may be off by.
+fn typed(float: FloatType, values: &[f32]) -> FloatMatrix<'static> {
+    let (rows, cols) = (1, values.len());
+    match float {
+        FloatType::F32 => FloatMatrix::F32(Matrix::new("v", rows, cols, values.to_vec()).unwrap()),
+        FloatType::F16 => {
+            let values: Vec<_> = values.iter().map(|&x| f16::from_f32(x)).collect();
+            FloatMatrix::F16(Matrix::new("v", rows, cols, values).unwrap())
+        }
+        FloatType::Bf16 => {
+            let values: Vec<_> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+            FloatMatrix::Bf16(Matrix::new("v", rows, cols, values).unwrap())
+        }
+    }
+}
+
+/// Memory for values of a type.
+enum Memory {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Memory {
+    fn new(float: FloatType, values: &[f32]) -> Self {
+        match float {
+            FloatType::F32 => Self::F32(values.to_vec()),
+            FloatType::F16 => Self::F16(values.iter().map(|&x| f16::from_f32(x)).collect()),
+            FloatType::Bf16 => Self::Bf16(values.iter().map(|&x| bf16::from_f32(x)).collect()),
+        }
+    }
+
+    fn output(&mut self) -> OutputMut<'_> {
+        match self {
+            Self::F32(values) => OutputMut::F32(values),
+            Self::F16(values) => OutputMut::F16(values),
+            Self::Bf16(values) => OutputMut::Bf16(values),
+        }
+    }
+
+    fn values(&self) -> Vec<f64> {
+        match self {
+            Self::F32(values) => values.iter().map(|&x| x.into()).collect(),
+            Self::F16(values) => values.iter().map(|&x| x.into()).collect(),
+            Self::Bf16(values) => values.iter().map(|&x| x.into()).collect(),
+        }
+    }
+}
+
+fn values(matrix: &FloatMatrix<'_>) -> Vec<f64> {
+    (0..matrix.cols()).map(|i| matrix.value(0, i).into()).collect()
+}
+
+/// The products of the layer under test: element i of a result is one of the row, by a step of its own for each part.
+fn source(part: Part, i: usize, len: usize) -> usize {
+    (i * [7, 11, 13, 5, 3][part as usize] + part as usize) % len
+}
+
+fn write(out: OutputMut<'_>, of: impl Fn(usize) -> f32) {
+    match out {
+        OutputMut::F32(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = of(i)),
+        OutputMut::F16(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = f16::from_f32(of(i))),
+        OutputMut::Bf16(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = bf16::from_f32(of(i))),
+        OutputMut::Nvfp4 { .. } => unreachable!("products are floats"),
+    }
+}
+
+fn product(part: Part, a: &AOperand<'_>, out: OutputMut<'_>) -> Result<(), Error> {
+    let AOperand::Float(a) = a else { unreachable!("activations are floats") };
+    write(out, |i| a.value(0, source(part, i, a.cols())));
+    Ok(())
+}
+
+fn norm(x: &[f64], weight: &[f64]) -> Vec<f64> {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    x.iter().zip(weight).map(|(x, w)| x / (mean + f64::from(EPS)).sqrt() * w).collect()
+}
+
+fn taken(part: Part, a: &[f64], len: usize) -> Vec<f64> {
+    (0..len).map(|i| a[source(part, i, a.len())]).collect()
+}
+
+fn rotated(heads: &[f64], norms: Option<&Vec<f64>>, [cos, sin]: [&[f64]; 2]) -> Vec<f64> {
+    let dim = cos.len();
+    let of_head = |head: &[f64]| -> Vec<f64> {
+        let head = norms.map_or_else(|| head.to_vec(), |weight| norm(head, weight));
+        let other = |i: usize| if i < dim / 2 { -head[i + dim / 2] } else { head[i - dim / 2] };
+        (0..dim).map(|i| head[i] * cos[i] + other(i) * sin[i]).collect()
+    };
+    heads.chunks(dim).flat_map(of_head).collect()
+}
+
+/// What the queries of a head attend to.
+fn attended(query: &[f64], keys: &[f64], values: &[f64], scale: f64) -> Vec<f64> {
+    let dim = query.len();
+    let dot = |key: &[f64]| scale * key.iter().zip(query).map(|(x, y)| x * y).sum::<f64>();
+    let scores: Vec<_> = keys.chunks(dim).map(dot).collect();
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<_> = scores.iter().map(|score| (score - largest).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    (0..dim).map(|i| values.chunks(dim).zip(&weights).map(|(v, w)| v[i] * w / total).sum()).collect()
+}
+
+/// Runs a token and compares it with the definition; returns the bits of the result.
+fn check(float: FloatType, options: CpuOptions, shape: [usize; 4], with_head_norms: bool) -> Vec<f64> {
+    let [heads, kv_heads, head_dim, len] = shape;
+    let (room, mut random) = (len + 5, Random(heads as u64));
+    let mut row = |len: usize| typed(float, &random.floats(len));
+    let (x, weights) = (row(HIDDEN), [row(HIDDEN), row(HIDDEN), row(head_dim), row(head_dim)]);
+    let angles: Vec<f32> = (0..head_dim).map(|i| (i % (head_dim / 2)) as f32 * 0.7).collect();
+    let rotation =
+        [f32::cos, f32::sin].map(|f| typed(float, &angles.iter().map(|&x| f(x)).collect::<Vec<_>>()));
+    let mut cache = [0; 2].map(|_| Memory::new(float, &random.floats(kv_heads * room * head_dim)));
+    let before = cache.each_ref().map(Memory::values);
+    let mut out = Memory::new(float, &[f32::NAN; HIDDEN]);
+    let norm_of = |at: usize| Norm { weight: weights[at].clone(), eps: EPS };
+    let scale = (head_dim as f32).powf(-0.5);
+    let desc = LayerDesc { float, hidden: HIDDEN, heads, kv_heads, head_dim };
+    let [keys, values_] = &mut cache;
+    let token = Token {
+        x: x.clone(),
+        norms: [norm_of(0), norm_of(1)],
+        head_norms: with_head_norms.then(|| [norm_of(2), norm_of(3)]),
+        rotation: rotation.clone(),
+        scale,
+        cache: [keys.output(), values_.output()],
+        room,
+        len,
+        out: out.output(),
+    };
+    TokenLayer::new(&desc, options).unwrap().run(token, product).unwrap();
+
+    let (x, weights) = (values(&x), weights.each_ref().map(values));
+    let rotation = rotation.each_ref().map(values);
+    let rotation = [&rotation[0][..], &rotation[1]];
+    let normed = norm(&x, &weights[0]);
+    let of_heads = |part, heads, weight| {
+        let norms = if with_head_norms { Some(weight) } else { None };
+        rotated(&taken(part, &normed, heads * head_dim), norms, rotation)
+    };
+    let (q, k) = (of_heads(Part::Query, heads, &weights[2]), of_heads(Part::Key, kv_heads, &weights[3]));
+    let v = taken(Part::Value, &normed, kv_heads * head_dim);
+    let mut result = vec![];
+    // Values are about 1, and each of some steps rounds them.
+    let close = 8.0
+        * if float == FloatType::F32 {
+            1e-6
+        } else if float == FloatType::F16 {
+            5e-4
+        } else {
+            4e-3
+        };
+    for (head, query) in q.chunks(head_dim).enumerate() {
+        let own = head / (heads / kv_heads);
+        let [keys, values] = [(&before[0], &k), (&before[1], &v)].map(|(before, new)| {
+            let old = &before[own * room * head_dim..][..len * head_dim];
+            [old, &new[own * head_dim..][..head_dim]].concat()
+        });
+        result.extend(attended(query, &keys, &values, scale.into()));
+    }
+    for ((now, before), new) in cache.each_ref().map(Memory::values).iter().zip(&before).zip([&k, &v]) {
+        for (at, (now, before)) in now.iter().zip(before).enumerate() {
+            let (head, token, i) = (at / (room * head_dim), at / head_dim % room, at % head_dim);
+            let want = if token == len { new[head * head_dim + i] } else { *before };
+            let off = if token == len { close } else { 0.0 };
+            assert!((now - want).abs() <= off, "cache of {shape:?} in {float:?} at {at}: {now}, {want}");
+        }
+    }
+    let sum = |x: &[f64], y: Vec<f64>| x.iter().zip(y).map(|(x, y)| x + y).collect::<Vec<_>>();
+    let x = sum(&x, taken(Part::Output, &result, HIDDEN));
+    let want = sum(&x, taken(Part::Mlp, &norm(&x, &weights[1]), HIDDEN));
+    let got = out.values();
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        assert!((got - want).abs() <= close, "{shape:?} in {float:?} at {i}: {got}, {want}");
+    }
+    got
+}
+
+#[test]
+fn a_token_is_the_definition_close() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for float in [FloatType::F32, FloatType::F16, FloatType::Bf16] {
+            for shape in SHAPES {
+                let options =
+                    |threads| CpuOptions { isa: Some(isa), threads: Some(threads), ..CpuOptions::default() };
+                for with_head_norms in [false, true] {
+                    let one = check(float, options(1), shape, with_head_norms);
+                    assert_eq!(one, check(float, options(3), shape, with_head_norms), "{isa}, {shape:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let desc = LayerDesc { float: FloatType::F32, hidden: 8, heads: 4, kv_heads: 2, head_dim: 16 };
+    let fault = |desc| TokenLayer::new(&desc, CpuOptions::default()).unwrap_err().to_string();
+    assert!(fault(LayerDesc { head_dim: 24, ..desc }).starts_with("head_dim is 24;"));
+    assert!(fault(LayerDesc { head_dim: 528, ..desc }).contains("multiples of 16 up to 512"));
+    assert!(fault(LayerDesc { kv_heads: 3, ..desc }).contains("4 heads and 3 heads of keys"));
+    let run = |x: usize, float, room: usize, len| {
+        let norm = || Norm { weight: typed(FloatType::F32, &[1.0; 8]), eps: EPS };
+        let (mut keys, mut values) = (vec![0.0; 2 * 16 * 3], vec![0.0; 2 * 16 * 3]);
+        let token = Token {
+            x: typed(float, &vec![1.0; x]),
+            norms: [norm(), norm()],
+            head_norms: None,
+            rotation: [typed(FloatType::F32, &[1.0; 16]), typed(FloatType::F32, &[0.0; 16])],
+            scale: 1.0,
+            cache: [OutputMut::F32(&mut keys), OutputMut::F32(&mut values)],
+            room,
+            len,
+            out: OutputMut::F32(&mut [0.0; 8]),
+        };
+        TokenLayer::new(&desc, CpuOptions::default()).unwrap().run(token, product).map_err(|e| e.to_string())
+    };
+    run(8, FloatType::F32, 3, 2).unwrap();
+    assert!(
+        run(9, FloatType::F32, 3, 2)
+            .unwrap_err()
+            .contains("x is [1, 9] of F32; the plan was made for [1, 8] of f32")
+    );
+    assert!(run(8, FloatType::F16, 3, 2).unwrap_err().contains("x is [1, 8] of F16"));
+    assert!(run(8, FloatType::F32, 3, 3).unwrap_err().contains("the number of tokens before is 3"));
+    assert!(
+        run(8, FloatType::F32, 4, 2)
+            .unwrap_err()
+            .contains("the keys is 96 values; the plan was made for 128")
+    );
+}

@@ -1,0 +1,270 @@
+//! `DecoderLayer`: one token through a whole decoder layer, whose products are all in 4 bits, in one call.
+
+use std::sync::Mutex;
+
+use dualgemm::cpu::CpuOptions;
+use dualgemm::cpu::token::{LayerDesc, Norm, Token, TokenLayer};
+use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
+use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, MlpDesc, OutFormat, OutputMut, QuantizeA};
+use dualgemm::{AnyDesc, AnyPlan, AnyRunner, Error, Target};
+use half::{bf16, f16};
+use pyo3::prelude::*;
+
+use crate::array::{Array, Dtype};
+use crate::destination::output;
+use crate::error::{Kind, facade};
+use crate::linear::Linear;
+use crate::mlp::Mlp;
+use crate::packed::Packed;
+use crate::runners::{self, Problem, Waiting};
+
+/// A layer and its products of one row: queries, keys, values, what follows attention; and the MLP.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Shape {
+    layer: LayerDesc,
+    linears: [DualGemmDesc; 4],
+    mlp: MlpDesc,
+}
+
+impl Shape {
+    fn products(&self) -> [AnyDesc; 5] {
+        let [q, k, v, o] = self.linears.map(AnyDesc::Product);
+        [q, k, v, o, AnyDesc::Mlp(self.mlp)]
+    }
+}
+
+/// What computes it.
+struct Runners {
+    layer: TokenLayer,
+    products: [AnyRunner; 5],
+}
+
+impl Problem for Shape {
+    type Runner = Runners;
+
+    fn runner(&self, target: &Target) -> Result<Runners, Error> {
+        let options = match target {
+            Target::Cpu(options) => *options,
+            _ => CpuOptions::default(),
+        };
+        let product = |desc: AnyDesc| {
+            let threads = if runners::is_small(&desc) { Some(1) } else { options.threads };
+            AnyPlan::new(&desc, &Target::Cpu(CpuOptions { threads, ..options }))?.runner()
+        };
+        let [q, k, v, o, mlp] = self.products();
+        let products = [product(q)?, product(k)?, product(v)?, product(o)?, product(mlp)?];
+        Ok(Runners { layer: TokenLayer::new(&self.layer, options)?, products })
+    }
+
+    fn waiting() -> &'static Mutex<Vec<Waiting<Self>>> {
+        static WAITING: Mutex<Vec<Waiting<Shape>>> = Mutex::new(Vec::new());
+        &WAITING
+    }
+
+    fn bytes(&self) -> usize {
+        self.products().iter().map(Problem::bytes).sum()
+    }
+
+    fn multiplications(&self) -> Option<usize> {
+        self.products().iter().map(Problem::multiplications).sum()
+    }
+}
+
+/// The weights of a layer's products.
+#[pyclass(module = "dualgemm", frozen)]
+pub struct DecoderLayer {
+    linears: [Py<Linear>; 4],
+    mlp: Py<Mlp>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    hidden: usize,
+}
+
+/// The weights of a norm, and what it adds to the mean.
+type NormOf<'py> = (Bound<'py, PyAny>, f32);
+
+#[pymethods]
+impl DecoderLayer {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        linears: [Py<Linear>; 4],
+        mlp: Py<Mlp>,
+        heads: usize,
+        head_dim: usize,
+    ) -> PyResult<Self> {
+        let [q, k, v, o] = linears.each_ref().map(|linear| linear.bind(py).as_super().get().shape);
+        let y = packed(&mlp, py).shape;
+        let (hidden, of_queries) = (q.1, heads * head_dim);
+        let fits = head_dim > 0 && k.0.is_multiple_of(head_dim) && q.0 == of_queries;
+        if !fits || [k, v, o, y] != [(k.0, hidden), (k.0, hidden), (hidden, of_queries), (hidden, hidden)] {
+            return Err(Kind::Operand.raise(format!(
+                "q, k, v, o and the MLP are {q:?}, {k:?}, {v:?}, {o:?} and {y:?}, which is no layer of {heads} heads of \
+                 {head_dim}"
+            )));
+        }
+        Ok(Self { kv_heads: k.0 / head_dim, linears, mlp, heads, head_dim, hidden })
+    }
+
+    /// Computes a token. `norms` are those before attention and before the MLP, and of queries and keys in families that have them;
+    /// `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, of which `len` tokens
+    /// are there.
+    #[allow(clippy::too_many_arguments, reason = "Python passes them one by one")]
+    fn _run(
+        &self,
+        py: Python<'_>,
+        x: &Bound<'_, PyAny>,
+        norms: Vec<NormOf<'_>>,
+        rotation: [Bound<'_, PyAny>; 2],
+        scale: f32,
+        cache: [Bound<'_, PyAny>; 2],
+        len: usize,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let x = Array::on_cpu("x", x)?;
+        let norms = norms.into_iter().map(|(weight, eps)| Ok((Array::on_cpu("a norm", &weight)?, eps)));
+        let norms = norms.collect::<PyResult<Vec<_>>>()?;
+        let [cos, sin] = [Array::on_cpu("cos", &rotation[0])?, Array::on_cpu("sin", &rotation[1])?];
+        let [mut keys, mut values] = [Array::on_cpu("keys", &cache[0])?, Array::on_cpu("values", &cache[1])?];
+        let mut out = Array::on_cpu("out", out)?;
+        let read = [&x, &cos, &sin].into_iter().chain(norms.iter().map(|(weight, _)| weight));
+        let read: Vec<_> = read.map(Array::extent).collect();
+        let written = [keys.extent(), values.extent(), out.extent()];
+        for (i, one) in written.iter().enumerate() {
+            if written[..i].iter().chain(&read).any(|other| one.start < other.end && other.start < one.end) {
+                return Err(Kind::Operand.raise("keys, values and out: share memory with another operand"));
+            }
+        }
+        let room = keys.shape.len().checked_sub(2).map_or(0, |at| keys.shape[at]);
+        let row_of = |at: usize| -> PyResult<Norm<'_>> {
+            Ok(Norm { weight: row("a norm", &norms[at].0)?, eps: norms[at].1 })
+        };
+        let head_norms = match norms.len() {
+            2 => None,
+            4 => Some([row_of(2)?, row_of(3)?]),
+            other => return Err(Kind::Operand.raise(format!("norms: are {other}; 2 or 4 are needed"))),
+        };
+        let token = Token {
+            x: row("x", &x)?,
+            norms: [row_of(0)?, row_of(1)?],
+            head_norms,
+            rotation: [row("cos", &cos)?, row("sin", &sin)?],
+            scale,
+            cache: [output("keys", &mut keys)?, output("values", &mut values)?],
+            room,
+            len,
+            out: output("out", &mut out)?,
+        };
+        let (shape, weights) = (self.shape(py, token.x.float_type()), self.weights(py));
+        runners::run(py, shape, &Target::default(), |runners| {
+            let Runners { layer, products } = runners;
+            layer.run(token, |part, a: &AOperand<'_>, c: OutputMut<'_>| {
+                let at = part as usize;
+                products[at].run(a, &weights[at].weights, None, (c, false)).map(drop)
+            })
+        })
+    }
+}
+
+/// The heads of an array `[1, heads, rows, dim]` of bf16, and its rows and features; `None` if it is another.
+#[cfg(target_arch = "x86_64")]
+fn heads<'a>(array: &'a Array<'_>) -> Option<(dualgemm::cpu::attention::Heads<'a>, [usize; 2])> {
+    let (&[1, heads, rows, dim], &[_, head, row, 1]) = (&array.shape[..], &array.strides[..]) else {
+        return None;
+    };
+    let elements = (array.dtype == Dtype::Bf16).then(|| array.as_span::<bf16>())??;
+    let (head_stride, row_stride) = (head as usize, row as usize);
+    Some((dualgemm::cpu::attention::Heads { elements, heads, head_stride, row_stride }, [rows, dim]))
+}
+
+/// Writes what a prompt's tokens attend to, each to itself and those before, of q `[1, heads, rows, dim]` and k and v `[1, kv_heads,
+/// rows, dim]`, into out `[1, rows, heads, dim]`. False, and nothing is written, if this processor or these arrays are not those that
+/// it is for.
+#[pyfunction]
+pub fn attend_causal(
+    py: Python<'_>,
+    q: &Bound<'_, PyAny>,
+    k: &Bound<'_, PyAny>,
+    v: &Bound<'_, PyAny>,
+    scale: f32,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<bool> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use dualgemm::cpu::attention::{causal, is_available};
+
+        let [q, k, v] = [Array::on_cpu("q", q)?, Array::on_cpu("k", k)?, Array::on_cpu("v", v)?];
+        let mut out = Array::on_cpu("out", out)?;
+        let (Some((qs, shape)), Some((ks, k_shape)), Some((vs, v_shape))) = (heads(&q), heads(&k), heads(&v))
+        else {
+            return Ok(false);
+        };
+        let [rows, dim] = shape;
+        if k_shape != shape || v_shape != shape || !is_available(dim) {
+            return Ok(false);
+        }
+        let extent = out.extent();
+        if [&q, &k, &v]
+            .iter()
+            .any(|read| read.extent().start < extent.end && extent.start < read.extent().end)
+        {
+            return Err(Kind::Operand.raise("out: shares memory with another operand"));
+        }
+        let OutputMut::Bf16(to) = output("out", &mut out)? else { return Ok(false) };
+        let threads = crate::pool::get_num_threads(py)?;
+        let work = || causal([qs, ks, vs], rows, dim, scale, to, threads);
+        // One thread needs no other.
+        let done = if threads == 1 { py.detach(work) } else { crate::pool::run(py, work)? };
+        return done.map(|()| true).map_err(facade);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (py, q, k, v, scale, out);
+        Ok(false)
+    }
+}
+
+fn packed<'a>(mlp: &'a Py<Mlp>, py: Python<'a>) -> &'a Packed {
+    mlp.bind(py).as_super().as_super().get()
+}
+
+impl DecoderLayer {
+    /// In the order of [`Part`].
+    fn weights<'a>(&'a self, py: Python<'a>) -> [&'a Packed; 5] {
+        let [q, k, v, o] = self.linears.each_ref().map(|linear| linear.bind(py).as_super().get());
+        [q, k, v, o, packed(&self.mlp, py)]
+    }
+
+    fn shape(&self, py: Python<'_>, float: FloatType) -> Shape {
+        let (a, out) = match float {
+            FloatType::F32 => (AFormat::F32, OutFormat::F32),
+            FloatType::F16 => (AFormat::F16, OutFormat::F16),
+            FloatType::Bf16 => (AFormat::Bf16, OutFormat::Bf16),
+        };
+        let linears = self.linears.each_ref().map(|linear| linear.get().desc(1, a, out, QuantizeA::No));
+        let mlp = self.mlp.bind(py).as_super().get().facts.desc(1, a, out, [QuantizeA::No; 2]);
+        let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
+        Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, linears, mlp }
+    }
+}
+
+/// All elements of an array of floats as one row.
+fn row<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
+    fn of<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
+        match array.as_slice::<T>() {
+            Some(row) => Matrix::new(name, 1, row.len(), row),
+            None => Matrix::new(name, 1, array.len(), array.gather::<T>(name)?),
+        }
+        .map_err(facade)
+    }
+    Ok(match array.dtype {
+        Dtype::F32 => FloatMatrix::F32(of(name, array)?),
+        Dtype::F16 => FloatMatrix::F16(of::<f16>(name, array)?),
+        Dtype::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array)?),
+        other => {
+            let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed");
+            return Err(Kind::Operand.raise(message));
+        }
+    })
+}

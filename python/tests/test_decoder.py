@@ -1,0 +1,335 @@
+"""One token through a decoder layer in one call, against the layer's modules. Skipped, visibly, where torch or transformers is
+missing."""
+
+import copy
+import pickle
+
+import pytest
+from test_model import SMALL, llama, load, saved
+
+import dualgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
+from transformers.modeling_utils import AttentionInterface  # noqa: E402
+
+from dualgemm import _patch, decoder, nn  # noqa: E402
+
+# Without the token that pads.
+IDS = torch.arange(24)[None] * 7 % 95 + 1
+
+
+def mistral():
+    return transformers.MistralConfig(**SMALL, intermediate_size=96, sliding_window=None)
+
+
+def qwen2():
+    """With biases at q, k and v."""
+    return transformers.Qwen2Config(**SMALL, intermediate_size=96)
+
+
+def qwen3():
+    """With norms of queries and keys."""
+    return transformers.Qwen3Config(**SMALL, intermediate_size=96)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the call said of each layer and token: whether it computed it."""
+    seen, token = [], decoder._token
+
+    def watched(*args, **kwargs):
+        out = token(*args, **kwargs)
+        seen.append(out is not None)
+        return out
+
+    monkeypatch.setattr(decoder, "_token", watched)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    made = {}
+
+    def of(config):
+        if config not in made:
+            path = tmp_path_factory.mktemp(config.__name__)
+            dualgemm.quantize_model(saved(config(), path / "floats"), path / "q")
+            made[config] = path
+        return made[config]
+
+    return of
+
+
+@pytest.fixture
+def patched(directories):
+    def make(config=llama, dtype=torch.float32, layers=2, **how):
+        model = load(directories(config) / "floats", dtype)
+        assert nn.patch_model(model, directories(config) / "q", **how).layers == layers
+        return model
+
+    return make
+
+
+def by_modules(monkeypatch):
+    monkeypatch.setattr(decoder, "_token", lambda layer, x, **arguments: None)
+
+
+def decode(model, ids=IDS, prompt=9, cache=None, **more):
+    """Logits of each token after a prompt, from the cache, and the cache."""
+    with torch.no_grad():
+        cache = model(ids[:, :prompt], use_cache=True, cache=cache).cache
+        steps = [model(ids[:, i : i + 1], cache=cache, use_cache=True, **more).logits for i in range(prompt, ids.shape[1])]
+    return torch.cat(steps, 1).float(), cache
+
+
+@pytest.mark.parametrize("dtype,close", [(torch.float32, 1e-4), (torch.bfloat16, 0.15), (torch.float16, 0.02)])
+@pytest.mark.parametrize("config", [llama, mistral, qwen2, qwen3])
+def test_a_token_in_one_call_is_that_of_the_modules_close(patched, calls, monkeypatch, config, dtype, close):
+    model = patched(config, dtype)
+    (ours, cache), count = decode(model), IDS.shape[1] - 9
+    assert calls == [False] * 2 + [True] * 2 * count
+    by_modules(monkeypatch)
+    theirs, want = decode(model)
+    assert (ours - theirs).abs().max() < close * theirs.abs().max()
+    for ours, theirs in zip(cache.layers, want.layers):
+        assert ours.keys.shape == theirs.keys.shape == (1, 2, IDS.shape[1], 16)
+        for ours, theirs in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+            assert (ours.float() - theirs.float()).abs().max() < close * theirs.abs().max()
+
+
+def test_texts_are_the_same(patched, calls, monkeypatch):
+    model = patched()
+    how = [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}, {"cache_implementation": "static"}]
+
+    def texts():
+        return [model.generate(IDS[:, :9], max_new_tokens=24, min_new_tokens=24, do_sample=False, pad_token_id=0, **h) for h in how]
+
+    ours = texts()
+    assert sum(calls) >= 2 * 23
+    by_modules(monkeypatch)
+    assert all(torch.equal(*pair) for pair in zip(ours, texts()))
+
+
+def hook(module):
+    module.register_forward_hook(lambda module, a, out: out)
+
+
+def replace(model):
+    mlp = model.model.layers[1].mlp
+    model.model.layers[1].mlp = torch.nn.Sequential(mlp)
+
+
+def of_its_own(model):
+    norm = model.model.layers[1].input_layernorm
+    forward = norm.forward
+    norm.forward = lambda x: 2 * forward(x)
+
+
+def train(model):
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    model.train()
+
+
+@pytest.mark.parametrize("change,computed", [
+    (lambda model: hook(model.model.layers[1].self_attn.q_proj), [True, False]),
+    (lambda model: hook(model.model.layers[1].self_attn), [True, False]),
+    (lambda model: hook(model.model.layers[1].mlp), [True, False]),
+    (lambda model: model.model.layers[1].input_layernorm.register_forward_pre_hook(lambda module, a: None), [True, False]),
+    (replace, [True, False]),
+    (of_its_own, [True, False]),
+    (train, [False, False]),
+    (lambda model: model.set_attn_implementation("eager"), [False, False]),
+    (lambda model: hook(model.model.layers[1]), [True, True]),
+])  # fmt: skip
+def test_modules_that_do_something_of_their_own_are_called(patched, calls, monkeypatch, change, computed):
+    model = patched()
+    decode(model, IDS[:, :10])
+    change(model)
+    calls.clear()
+    torch.manual_seed(0)
+    ours = decode(model, IDS[:, :10])[0]
+    assert calls[2:] == computed
+    by_modules(monkeypatch)
+    torch.manual_seed(0)
+    theirs = decode(model, IDS[:, :10])[0]
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+def test_what_needs_more_than_a_token_is_left_to_the_modules(patched, calls):
+    model, ids = patched(), IDS[:, :10]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    decode(model, ids, attention_mask=mask)
+    decode(model, ids.repeat(2, 1))
+    decode(model, ids, cache=transformers.StaticCache(config=model.config, max_cache_len=32))
+    embedded = model.get_input_embeddings()(ids[:, :1])
+    model(inputs_embeds=embedded)
+    with torch.no_grad():
+        model(ids[:, :1])
+        cache = model(ids).cache
+    # A gradient is asked for.
+    model(ids[:, :1], cache=cache)
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    decode(model, ids)
+    assert len(calls) == 2 * 12 and not any(calls)
+
+
+def test_other_activations_and_weights_are_left_to_the_modules(patched):
+    patched(layers=0, quantize_a="dynamic")
+    with pytest.raises(dualgemm.OperandError, match="which is no layer of 3 heads of 16"):
+        layer = patched().model.layers[0]
+        linears = [getattr(layer.self_attn, name).weights for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+        nn._dualgemm.DecoderLayer(linears, layer.mlp.weights, 3, 16)
+
+
+def test_hidden_states_are_those_of_the_modules_close(patched, calls, monkeypatch):
+    model = patched()
+    cache = decode(model)[1]
+
+    def states():
+        with torch.no_grad():
+            return model(IDS[:, :1], cache=copy.deepcopy(cache), output_hidden_states=True).hidden_states
+
+    ours = states()
+    by_modules(monkeypatch)
+    for ours, theirs in zip(ours, states(), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_a_compiled_model_has_its_modules(patched, calls):
+    model = patched()
+    cache = decode(model)[1]
+    calls.clear()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        want = model(IDS[:, :1], cache=copy.deepcopy(cache)).logits
+        assert calls == [True, True]
+        got = compiled(IDS[:, :1], cache=copy.deepcopy(cache)).logits
+    assert calls == [True, True] and (got - want).abs().max() < 1e-4 * want.abs().max()
+
+
+def step(model, cache, token):
+    with torch.no_grad():
+        return model(torch.tensor([[token]]), cache=cache).logits
+
+
+def test_copies_of_a_cache_go_their_own_ways_exact(patched, calls):
+    model = patched()
+    cache = decode(model)[1]
+    held = [layer.keys for layer in cache.layers]
+    before = [keys.clone() for keys in held]
+    shallow = copy.copy(cache)
+    shallow.layers = [copy.copy(layer) for layer in cache.layers]
+    copies = [cache, copy.deepcopy(cache), shallow, pickle.loads(pickle.dumps(cache))]
+    calls.clear()
+    # In turns: one that wrote into the memory of another would change what that one attends to.
+    for token in (1, 2, 3):
+        results = [step(model, one, token + i) for i, one in enumerate(copies)]
+    assert all(calls)
+    assert all(torch.equal(*pair) for pair in zip(held, before))
+    for i, got in enumerate(results):
+        alone = decode(model)[1]
+        for token in (1, 2, 3):
+            want = step(model, alone, token + i)
+        assert torch.equal(got, want)
+
+
+def test_a_cache_that_others_change_is_followed_exact(patched, calls):
+    model = patched()
+    text = torch.cat([IDS[:, :20], torch.tensor([[5, 6]])], 1)
+    want = decode(model, text)[0][:, -1:]
+    cache = decode(model)[1]
+    rejected = [layer.keys for layer in cache.layers]
+    kept = [keys.clone() for keys in rejected]
+    cache.crop(-4)
+    calls.clear()
+    step(model, cache, 5)
+    assert torch.equal(step(model, cache, 6), want) and calls == [True] * 4
+    assert all(torch.equal(*pair) for pair in zip(rejected, kept))
+    # More tokens at once, and then one.
+    with torch.no_grad():
+        model(torch.tensor([[7, 8]]), cache=cache)
+    after = step(model, cache, 9)
+    more = torch.cat([text, torch.tensor([[7, 8, 9]])], 1)
+    want = decode(model, more)[0][:, -1:]
+    assert (after - want).abs().max() < 1e-4 * want.abs().max()
+    cache.batch_repeat_interleave(2)
+    calls.clear()
+    with torch.no_grad():
+        assert model(torch.tensor([[7], [8]]), cache=cache).logits.shape[0] == 2 and not any(calls)
+
+
+def test_copies_of_a_model_have_their_own_norms(patched, calls):
+    model = patched()
+    decode(model)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.model.layers[0].input_layernorm.weight.mul_(2)
+    calls.clear()
+    ours, theirs = decode(copied)[0], decode(model)[0]
+    assert sum(calls) == 4 * (IDS.shape[1] - 9) and not torch.allclose(ours, theirs)
+    assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
+    assert torch.equal(decode(copy.deepcopy(model))[0], theirs)
+
+
+def wide():
+    """With heads as wide as the kernels of a prompt's attention need."""
+    return llama(head_dim=64)
+
+
+def test_a_prompt_attends_as_with_transformers_close(patched, monkeypatch):
+    model, seen = patched(wide, torch.bfloat16), []
+    attend = _patch.attend_prompt
+
+    def watched(*args):
+        out = attend(*args)
+        seen.append(out is not None)
+        return out
+
+    monkeypatch.setattr(_patch, "attend_prompt", watched)
+    ids = torch.arange(70)[None] * 7 % 95 + 1
+
+    def logits(**how):
+        with torch.no_grad():
+            return model(ids, **how).logits.float()
+
+    ours = logits()
+    with torch.no_grad():
+        probe = torch.zeros(1, 2, 4, 64, dtype=torch.bfloat16)
+        here = attend(probe, probe, probe, None) is not None
+        cache = model(ids[:, :30], use_cache=True).cache
+        seen.clear()
+        # After a cache, in f32, of two sequences, and with a gradient, torch computes it.
+        model(ids[:, 30:], cache=cache)
+        model(ids.repeat(2, 1))
+    assert not any(seen)
+    logits()
+    assert seen[-2:] == [here, here]
+    seen.clear()
+    model(ids)
+    assert not any(seen)
+    monkeypatch.setattr(_patch, "attend_prompt", lambda *args: None)
+    theirs = logits()
+    assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("heads,kv_heads,rows,dim", [(9, 3, 512, 64), (4, 2, 37, 32), (8, 8, 33, 128), (2, 1, 129, 96)])
+def test_attention_of_a_prompt_is_no_further_off_than_torchs(heads, kv_heads, rows, dim):
+    torch.manual_seed(0)
+    q = torch.randn(1, rows, heads, dim).bfloat16().transpose(1, 2)
+    k, v = (torch.randn(1, kv_heads, rows, dim).bfloat16() for _ in range(2))
+    with torch.no_grad():
+        ours = _patch.attend_prompt(q, k, v, None)
+        if ours is None:
+            pytest.skip("this processor has no kernels of avx512bf16")
+        k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+        want, theirs = (
+            torch.nn.functional.scaled_dot_product_attention(*args, is_causal=True).transpose(1, 2)
+            for args in ((q.double(), k.double(), v.double()), (q, k, v))
+        )
+        assert (ours - want).abs().max() <= 1.5 * (theirs - want).abs().max()
+        assert _patch.attend_prompt(q.float(), k.float(), v.float(), None) is None
