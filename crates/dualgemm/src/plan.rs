@@ -70,15 +70,7 @@ impl DualGemm {
         format: BlockFormat,
         target: &Target,
     ) -> Result<Plan, Error> {
-        let by = |a| {
-            let desc = DualGemmDesc::new(1, n, k, a, format);
-            Self::plan(&DualGemmDesc { out: OutFormat::F16, ..desc }, target)
-        };
-        let same = match format {
-            BlockFormat::Nvfp4 => AFormat::Nvfp4,
-            BlockFormat::Mxfp4 => AFormat::Mxfp4,
-        };
-        by(same).or_else(|_| by(AFormat::F16))
+        Self::plan_for_any(|a| DualGemmDesc::new(1, n, k, a, format), format, target)
     }
 
     /// The same for a linear layer of `n` features and `k` elements.
@@ -90,7 +82,20 @@ impl DualGemm {
         format: BlockFormat,
         target: &Target,
     ) -> Result<Plan, Error> {
-        Self::plan(&DualGemmDesc::linear(1, n, k, AFormat::Bf16, format), target)
+        Self::plan_for_any(|a| DualGemmDesc::linear(1, n, k, a, format), format, target)
+    }
+
+    fn plan_for_any(
+        desc: impl Fn(AFormat) -> DualGemmDesc,
+        format: BlockFormat,
+        target: &Target,
+    ) -> Result<Plan, Error> {
+        let by = |a| Self::plan(&DualGemmDesc { out: OutFormat::F16, ..desc(a) }, target);
+        let same = match format {
+            BlockFormat::Nvfp4 => AFormat::Nvfp4,
+            BlockFormat::Mxfp4 => AFormat::Mxfp4,
+        };
+        by(same).or_else(|_| by(AFormat::F16))
     }
 }
 
