@@ -108,7 +108,7 @@ impl DecoderLayer {
     }
 
     /// Computes a token. `norms` are those before attention and before the MLP, and of queries and keys in families that have them;
-    /// `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, of which `len` tokens
+    /// `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, where `len` tokens
     /// are there.
     #[allow(clippy::too_many_arguments, reason = "Python passes them one by one")]
     fn _run(
@@ -216,7 +216,7 @@ pub fn attend_causal(
         let work = || causal([qs, ks, vs], rows, dim, scale, to, threads);
         // One thread needs no other.
         let done = if threads == 1 { py.detach(work) } else { crate::pool::run(py, work)? };
-        return done.map(|()| true).map_err(facade);
+        done.map(|()| true).map_err(facade)
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

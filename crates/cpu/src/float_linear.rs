@@ -16,16 +16,19 @@
 pub(crate) mod dots;
 mod products;
 mod tiles;
+mod vectors;
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 use dualgemm_formats::{FloatMatrix, Matrix};
 use dualgemm_gemm::{OutFormat, OutputMut};
 use half::{bf16, f16};
 
-pub(crate) use products::{Element, Fused, Products, multiply};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use products::Products;
+pub(crate) use products::{Element, Fused, multiply};
 
 use crate::aligned::Aligned;
 use crate::amx::{TILE_K, TILE_ROWS, Tiles};
@@ -38,7 +41,7 @@ use crate::threads::{self, SharedSlice};
 use crate::tile::{MAX_TILE_ROWS, TILE_COLS};
 #[cfg(target_arch = "x86_64")]
 use crate::w4a16::dots::Dots;
-use crate::w4a16::{Pairs, Vector, for_rows, widen};
+use crate::w4a16::widen;
 use crate::{CpuOptions, Error, Isa, vmath};
 
 /// Elements of K that are multiplied for all rows of a tile before the next ones: 256 KiB of f32.
@@ -73,8 +76,8 @@ const fn min_tile_rows(tiles: Tiles) -> usize {
     }
 }
 
-/// The least of these. With VDPBF16PS, 7 rows take as long as 16, and no longer than two passes of few rows.
-const MIN_BLOCK_ROWS: usize = 7;
+/// The least of these. With VDPBF16PS, 13 rows take as long as 16, and no longer than three passes of few rows.
+const MIN_BLOCK_ROWS: usize = 2 * FEW_PAIRS + 1;
 
 /// Rows of A that are prepared and multiplied before the next ones.
 const WAVE_ROWS: usize = 1024;
@@ -82,9 +85,11 @@ const WAVE_ROWS: usize = 1024;
 /// Most panels of 32 features that a thread takes at a time.
 const MAX_PANELS: usize = 8;
 
-/// Rows that are few: the sums of [`STREAMS`] features and so many rows fit the registers. With pairs, which only AVX-512 has, they
-/// are more.
+/// Rows that are few: the sums of [`STREAMS`] features and so many rows fit the registers.
 const FEW_ROWS: usize = 3;
+
+/// The same of pairs, which AVX-512 alone has.
+const FEW_PAIRS: usize = 6;
 
 /// Features that few rows read at once.
 const STREAMS: usize = 4;
@@ -173,11 +178,15 @@ impl FloatLinear {
         c: &Destination<'_>,
     ) {
         let (n, isa) = (w.rows(), self.isa);
+        #[cfg(target_arch = "x86_64")]
+        let of_block = if isa.tiles == Tiles::Vectors { dots::block_k(rows.len(), self.k) } else { self.k };
+        #[cfg(not(target_arch = "x86_64"))]
+        let of_block = self.k;
         let way = match (a, w) {
             (FloatMatrix::Bf16(a), FloatMatrix::Bf16(w))
                 if isa.tiles != Tiles::No && rows.len() >= min_tile_rows(isa.tiles) =>
             {
-                self.write_blocks(a, &rows);
+                self.write_blocks(a, &rows, of_block);
                 Way::Tiles(w)
             }
             #[cfg(target_arch = "x86_64")]
@@ -219,6 +228,7 @@ impl FloatLinear {
                     isa,
                     way,
                     few,
+                    of_wave: rows.len(),
                     words,
                     stride,
                     tile,
@@ -251,28 +261,32 @@ impl FloatLinear {
         );
     }
 
-    /// Writes rows of A for tiles: `[block of 32 rows][step of 32 k][half of the block][pair of k][row][2]`, zeros past K.
-    fn write_blocks(&mut self, a: &Matrix<'_, bf16>, rows: &Range<usize>) {
-        let steps = self.k.div_ceil(TILE_K);
-        let (len, words) = (steps * TILE_K * TILE_ROWS, SharedSlice::new(&mut self.words));
+    /// Writes rows of A for tiles: `[block of K][block of 32 rows][step of 32 k][half of the rows][pair of k][row][2]`, zeros past K.
+    /// `of_block` is the length of a block of K, whose rows lie together for the second-level cache.
+    fn write_blocks(&mut self, a: &Matrix<'_, bf16>, rows: &Range<usize>, of_block: usize) {
+        let (k, blocks) = (self.k, rows.len().div_ceil(BLOCK_ROWS));
+        let words = SharedSlice::new(&mut self.words);
         threads::for_each(
             self.threads,
-            rows.len().div_ceil(BLOCK_ROWS),
+            blocks,
             |_| (),
             |(), block| {
-                // SAFETY: `for_each` hands out each block once.
-                let out: &mut [u32] = bytemuck::cast_slice_mut(unsafe { words.part(block * len, len) });
-                let first = rows.start + block * BLOCK_ROWS;
-                for row in 0..BLOCK_ROWS.min(rows.end - first) {
-                    let half = row / TILE_ROWS * TILE_ROWS * TILE_ROWS + row % TILE_ROWS;
-                    for (step, values) in a.row(first + row).chunks(TILE_K).enumerate() {
-                        let mut padded = [bf16::ZERO; TILE_K];
-                        padded[..values.len()].copy_from_slice(values);
-                        let out = &mut out[step * TILE_K * TILE_ROWS + half..];
-                        for (pair, out) in
-                            padded.as_chunks::<2>().0.iter().zip(out.iter_mut().step_by(TILE_ROWS))
-                        {
-                            *out = u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
+                let first_row = rows.start + block * BLOCK_ROWS;
+                for first in (0..k).step_by(of_block) {
+                    let end = k.min(first + of_block);
+                    let len = (end - first).next_multiple_of(TILE_K) * TILE_ROWS;
+                    // SAFETY: `for_each` hands out each block of rows once, and their blocks of K are different parts.
+                    let out = unsafe { words.part(first * blocks * TILE_ROWS + block * len, len) };
+                    let out: &mut [u32] = bytemuck::cast_slice_mut(out);
+                    for row in 0..BLOCK_ROWS.min(rows.end - first_row) {
+                        let half = row / TILE_ROWS * TILE_ROWS * TILE_ROWS + row % TILE_ROWS;
+                        for (step, values) in a.row(first_row + row)[first..end].chunks(TILE_K).enumerate() {
+                            let mut padded = [bf16::ZERO; TILE_K];
+                            padded[..values.len()].copy_from_slice(values);
+                            let out = out[step * TILE_K * TILE_ROWS + half..].iter_mut().step_by(TILE_ROWS);
+                            for (pair, out) in padded.as_chunks::<2>().0.iter().zip(out) {
+                                *out = u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
+                            }
                         }
                     }
                 }
@@ -307,6 +321,8 @@ struct Multiply<'a> {
     isa: Available,
     way: Way<'a>,
     few: bool,
+    /// Rows of the wave.
+    of_wave: usize,
     /// A of the wave, and the elements from row to row, where it is written by rows.
     words: &'a [f32],
     stride: usize,
@@ -391,10 +407,8 @@ impl Multiply<'_> {
                 Way::Pairs(w) => {
                     compiled_for!(Avx512Bf16, {
                         unsafe fn compiled(work: &mut Multiply<'_>, w: &Matrix<'_, bf16>) {
-                            for_rows!(work.rows, MIN_BLOCK_ROWS - 1, |COUNT| {
-                                // SAFETY: `Isa::checked` found the instructions, where tiles are vectors.
-                                unsafe { work.few_rows::<Dots, COUNT>(w) }
-                            });
+                            // SAFETY: `Isa::checked` found the instructions, where tiles are vectors.
+                            unsafe { work.few_rows::<Dots, FEW_PAIRS>(w) };
                         }
                     });
                     compiled(self, w);
@@ -410,85 +424,6 @@ impl Multiply<'_> {
                     Tiles::Emulated => self.tiles::<crate::amx::Emulated>(w),
                     Tiles::No => unreachable!("`wave` takes tiles only where there are some"),
                 },
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn floats<S: Pairs, T: Element>(&mut self, w: &Matrix<'_, T>) {
-        // SAFETY: the caller's machine has the instruction set.
-        unsafe {
-            if <S::Floats as Vector>::LANES == 16 {
-                self.vectors::<Fused<S::Floats, T>, 8, 3>(w);
-            } else {
-                self.vectors::<Fused<S::Floats, T>, 4, 2>(w);
-            }
-        }
-    }
-
-    /// `ROWS` rows and `FEATURES` features at a time, whose sums are in registers. Features are copied first, since rows of a
-    /// length that is a power of two lie in the same few sets of a cache.
-    #[inline(always)]
-    unsafe fn vectors<P: Products, const FEATURES: usize, const ROWS: usize>(
-        &mut self,
-        w: &Matrix<'_, P::W>,
-    ) {
-        let Self { rows, k, first_col, stride, cols, .. } = *self;
-        let a = &bytemuck::cast_slice::<f32, P::A>(self.words)[self.tile * stride..];
-        if self.few {
-            // SAFETY: as here.
-            for_rows!(rows, FEW_ROWS, |COUNT| return unsafe { self.few_rows::<P, COUNT>(w) });
-        }
-        let (sums, room) = self.room.split_at_mut(rows * TILE_COLS);
-        sums.fill(0.0);
-        let sums = sums.as_chunks_mut::<TILE_COLS>().0;
-        let room: &mut [P::W] = bytemuck::cast_slice_mut(room);
-        for first in (0..k).step_by(STRETCH) {
-            let (end, len) = (k.min(first + STRETCH), (k - first).min(STRETCH).next_multiple_of(TILE_K));
-            for (col, to) in
-                room.chunks_exact_mut(STRETCH + PAD).take(cols.next_multiple_of(FEATURES)).enumerate()
-            {
-                let from = &w.row((first_col + col).min(w.rows() - 1))[first..end];
-                to[..from.len()].copy_from_slice(from);
-                to[from.len()..len].fill(P::W::zeroed());
-                fetch_behind(from);
-            }
-            for column in (0..cols).step_by(FEATURES) {
-                let weights: [&[P::W]; FEATURES] =
-                    std::array::from_fn(|i| &room[(column + i) * (STRETCH + PAD)..][..len]);
-                for row in (0..rows).step_by(ROWS) {
-                    for_rows!(ROWS.min(rows - row), ROWS, |COUNT| {
-                        let a: [&[P::A]; COUNT] =
-                            std::array::from_fn(|i| &a[(row + i) * stride + first..][..len]);
-                        // SAFETY: the caller's machine has the instruction set.
-                        let products = unsafe { multiply::<P, FEATURES, COUNT, false>(weights, a) };
-                        for (sums, products) in sums[row..].iter_mut().zip(products) {
-                            for (sum, product) in sums[column..].iter_mut().zip(products) {
-                                *sum += product;
-                            }
-                        }
-                    });
-                }
-            }
-        }
-    }
-
-    /// `ROWS` rows: features come from the memory in [`STREAMS`] streams, since one does not keep it busy.
-    #[inline(always)]
-    unsafe fn few_rows<P: Products, const ROWS: usize>(&mut self, w: &Matrix<'_, P::W>) {
-        let Self { first_col, cols, stride, .. } = *self;
-        let a = &bytemuck::cast_slice::<f32, P::A>(self.words)[self.tile * stride..];
-        let a: [&[P::A]; ROWS] = std::array::from_fn(|row| &a[row * stride..][..stride]);
-        let of_stream = cols.div_ceil(STREAMS);
-        for at in 0..of_stream {
-            let column = |stream: usize| (stream * of_stream + at).min(cols - 1);
-            let weights = std::array::from_fn(|stream| w.row(first_col + column(stream)));
-            // SAFETY: the caller's machine has the instruction set.
-            let products = unsafe { multiply::<P, STREAMS, ROWS, true>(weights, a) };
-            for (row, products) in products.into_iter().enumerate() {
-                for (stream, product) in products.into_iter().enumerate() {
-                    self.room[row * cols + column(stream)] = product;
-                }
             }
         }
     }

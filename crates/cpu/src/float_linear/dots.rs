@@ -16,8 +16,12 @@ use crate::fetch::prefetch;
 use crate::isa::compiled_for;
 use crate::tile::TILE_COLS;
 
-/// Most elements of K of a block.
-const BLOCK_K: usize = 512;
+/// Elements of K of a block: all but the last have as many, so that each has as many lines to fetch as there are steps before. At
+/// most 512; 256 for many rows, whose A then stays in the first-level cache for all features of a panel.
+pub(super) fn block_k(rows: usize, k: usize) -> usize {
+    let most = if rows <= 2 * BLOCK_ROWS { 512 } else { 256 };
+    k.div_ceil(k.div_ceil(most)).next_multiple_of(TILE_K)
+}
 
 /// Elements of A of a stretch of K: 256 KiB.
 const STRETCH: usize = 128 << 10;
@@ -34,10 +38,18 @@ impl Multiply<'_> {
     /// # Safety
     /// The machine has the instructions.
     pub(super) unsafe fn dots(&mut self, w: &Matrix<'_, bf16>) {
-        let Self { rows, k, first_col, cols, .. } = *self;
-        let (blocks, of_block) = (rows.div_ceil(BLOCK_ROWS), k.next_multiple_of(TILE_K) * BLOCK_ROWS);
-        let a = &bytemuck::cast_slice::<f32, u16>(self.words)[self.tile / BLOCK_ROWS * of_block..]
-            [..blocks * of_block];
+        let Self { rows, k, first_col, cols, tile, of_wave, .. } = *self;
+        let (blocks, of_block) = (rows.div_ceil(BLOCK_ROWS), block_k(of_wave, k));
+        let words = bytemuck::cast_slice::<f32, u16>(self.words);
+        // Steps of a block of K of the rows of a block, from one on.
+        let steps = |at: usize, block: usize| {
+            let first = at / of_block * of_block;
+            let len = (k.min(first + of_block) - first).next_multiple_of(TILE_K);
+            let row = tile + block * BLOCK_ROWS;
+            words[first * of_wave.next_multiple_of(BLOCK_ROWS) + row * len..][..BLOCK_ROWS * len]
+                [(at - first) * BLOCK_ROWS..]
+                .as_ptr()
+        };
         let panels = cols.div_ceil(TILE_COLS);
         let sums = &mut self.room[..panels * blocks * BLOCK_ROWS * TILE_COLS];
         sums.fill(0.0);
@@ -47,22 +59,21 @@ impl Multiply<'_> {
             let row = |feature: usize| w.row((first_col + panel * TILE_COLS + feature).min(w.rows() - 1));
             std::array::from_fn(|feature| row(feature)[k..].as_ptr())
         };
-        let (whole, stretch) = (k / TILE_K * TILE_K, (STRETCH / rows / BLOCK_K).max(1) * BLOCK_K);
+        let (whole, stretch) = (k / TILE_K * TILE_K, (STRETCH / rows / of_block).max(1) * of_block);
         for start in (0..whole).step_by(stretch) {
             let stop = whole.min(start + stretch);
-            // Blocks of one length, so that each has as many lines to fetch as there are steps before.
-            let len = (stop - start).div_ceil((stop - start).div_ceil(BLOCK_K)).next_multiple_of(TILE_K);
             for (panel, sums) in sums.chunks_exact_mut(blocks).enumerate() {
-                for first in (start..stop).step_by(len) {
-                    let end = stop.min(first + len);
+                for first in (start..stop).step_by(of_block) {
+                    let end = stop.min(first + of_block);
                     let next = match (end < stop, panel + 1 < panels) {
                         (true, _) => at(panel, end),
                         (false, true) => at(panel + 1, start),
                         (false, false) => at(if stop < whole { 0 } else { panels }, stop % whole),
                     };
-                    let (weights, steps) = (&at(panel, first), (end - first) / TILE_K);
-                    for (block, (sums, a)) in sums.iter_mut().zip(a.chunks_exact(of_block)).enumerate() {
-                        let (a, next) = (a[first * BLOCK_ROWS..].as_ptr(), (block == 0).then_some(&next));
+                    let weights = &at(panel, first);
+                    for (block, sums) in sums.iter_mut().enumerate() {
+                        let (a, next) = (steps(first, block), (block == 0).then_some(&next));
+                        let steps = (end - first) / TILE_K;
                         let rows = rows - block * BLOCK_ROWS;
                         // SAFETY: the caller's machine has the instructions, and A and each feature have so many steps.
                         unsafe { multiply(Block { weights, next, a, steps, rows, sums }) };
@@ -78,8 +89,8 @@ impl Multiply<'_> {
                 to[..from.len()].copy_from_slice(from);
             }
             let weights = &tail.each_ref().map(|feature| feature.as_ptr());
-            for (block, (sums, a)) in sums.iter_mut().zip(a.chunks_exact(of_block)).enumerate() {
-                let (a, rows) = (a[whole * BLOCK_ROWS..].as_ptr(), rows - block * BLOCK_ROWS);
+            for (block, sums) in sums.iter_mut().enumerate() {
+                let (a, rows) = (steps(whole, block), rows - block * BLOCK_ROWS);
                 // SAFETY: as above, with zeros behind what is left.
                 unsafe { multiply(Block { weights, next: None, a, steps: 1, rows, sums }) };
             }
