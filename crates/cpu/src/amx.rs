@@ -11,8 +11,10 @@
 //!     sum  = sum + (even + odd)
 //! ```
 
-#[cfg(any(target_arch = "x86_64", test))]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
 use crate::tile::TILE_COLS;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::w4a16::dots::multiply_group;
 
 /// Rows of A in a tile register.
 pub(crate) const TILE_ROWS: usize = 16;
@@ -61,7 +63,7 @@ pub(crate) trait Unit {
 pub(crate) enum Tiles {
     /// None.
     No,
-    /// [`Vectors`](crate::w4a16::dots::Vectors) in their place.
+    /// [`Vectors`] in their place.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     Vectors,
     /// Those of the processor.
@@ -83,6 +85,37 @@ impl Tiles {
             Self::Hardware => true,
             #[cfg(test)]
             Self::Emulated => true,
+        }
+    }
+}
+
+/// Vectors in the place of tile registers.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[derive(Debug)]
+pub(crate) struct Vectors {
+    /// Rows of the first group.
+    rows: usize,
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+impl Unit for Vectors {
+    unsafe fn new() -> Self {
+        Self { rows: 0 }
+    }
+
+    fn configure(&mut self, rows: usize) {
+        assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows of a tile");
+        self.rows = rows;
+    }
+
+    unsafe fn pass(&mut self, pass: &Pass) {
+        let Pass { a, second, sums, .. } = *pass;
+        // SAFETY: the caller of `new` vouched for the instructions, and the caller of this for the pointers.
+        unsafe {
+            multiply_group(pass, a, self.rows, sums);
+            if let Some(second) = second {
+                multiply_group(pass, second, TILE_ROWS, sums.add(TILE_ROWS * TILE_COLS));
+            }
         }
     }
 }

@@ -136,7 +136,7 @@ impl PackedGateUp {
             k,
             global_scales: [first.0.global_scale(), second.0.global_scale()],
             biases: [bias(first), bias(second).filter(|_| op == Operation::GateUp)],
-            panels: Aligned::zeroed(n.div_ceil(panel_columns(op)) * (k / CHUNK_K) * CHUNK),
+            panels: Aligned::untouched(n.div_ceil(panel_columns(op)) * (k / CHUNK_K) * CHUNK),
         }
     }
 

@@ -73,18 +73,12 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 thread_local! {
-    /// The team that this thread is inside of, unless it is multiplying.
+    /// The team that this thread is inside of.
     static CURRENT: Cell<Option<*const Shared>> = const { Cell::new(None) };
 }
 
-/// Sets [`CURRENT`] for as long as this lives.
+/// What [`CURRENT`] was, and will be when this is dropped.
 struct Inside(Option<*const Shared>);
-
-impl Inside {
-    fn of(shared: Option<*const Shared>) -> Self {
-        Self(CURRENT.replace(shared))
-    }
-}
 
 impl Drop for Inside {
     fn drop(&mut self) {
@@ -126,15 +120,15 @@ impl Team {
         Ok(team)
     }
 
-    /// Calls `body` on this thread, with products and packs on the team's threads. Other callers wait for each other; a thread
-    /// that is inside already is not stopped.
+    /// Calls `body` on this thread, with products and packs on the team's threads. Callers on several threads wait for each other; one that
+    /// is inside already does not. The [sink](crate::TileSink) of a product must not call this.
     pub fn install<R>(&self, body: impl FnOnce() -> R) -> R {
         let shared: *const Shared = &*self.shared;
         if CURRENT.get() == Some(shared) {
             return body();
         }
         let _turn = lock(&self.inside);
-        let _inside = Inside::of(Some(shared));
+        let _inside = Inside(CURRENT.replace(Some(shared)));
         body()
     }
 }
@@ -168,11 +162,14 @@ fn current<'a>() -> Option<&'a Shared> {
 /// Calls `work` with the numbers below `workers`, or fewer of them if there are fewer threads, on threads of the team that this one is
 /// inside of. Returns whether there is a team.
 pub(crate) fn run<W: Fn(usize) + Sync>(workers: usize, work: &W) -> bool {
-    let Some(team) = current() else { return false };
-    // What a job starts itself goes to rayon.
-    let _inside = Inside::of(None);
-    team.run(workers.min(team.count), work);
-    true
+    match current() {
+        // What a job starts itself goes to rayon.
+        Some(team) if team.open.0.load(Ordering::Relaxed) < PART => {
+            team.run(workers.min(team.count), work);
+            true
+        }
+        _ => false,
+    }
 }
 
 /// # Safety
@@ -325,8 +322,8 @@ mod tests {
         let inside = || (awake(), threads(), team.install(threads));
         assert_eq!(team.install(inside), (true, 3, 3));
         assert_eq!(threads(), rayon::current_num_threads());
-        // A job is not inside, so that it cannot start another one while threads are busy with it.
-        team.install(|| for_each(2, 2, |_| (), |(), _| assert!(!awake())));
+        // A job of a job, while threads are busy with the first.
+        team.install(|| for_each(2, 2, |_| (), |(), _| assert_eq!(counts(2), [1; 100])));
     }
 
     #[test]

@@ -16,7 +16,8 @@ use half::bf16;
 
 use super::kernel::groups;
 use super::many_rows::for_rows;
-use crate::amx::{Pass, TILE_K, TILE_ROWS, Unit};
+pub(crate) use crate::amx::Vectors;
+use crate::amx::{Pass, TILE_K};
 use crate::float_linear::Products;
 use crate::isa::{compiled_for, unsafe_methods};
 use crate::tile::TILE_COLS;
@@ -24,45 +25,21 @@ use crate::tile::TILE_COLS;
 /// Rows whose sums of 32 features are in registers at a time. More would save loads, which are not what bounds this.
 const ROWS: usize = 8;
 
-/// The registers.
-#[derive(Debug)]
-pub(crate) struct Vectors {
-    /// Rows of the first group.
-    rows: usize,
-}
-
-impl Unit for Vectors {
-    unsafe fn new() -> Self {
-        Self { rows: 0 }
-    }
-
-    fn configure(&mut self, rows: usize) {
-        assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows of a tile");
-        self.rows = rows;
-    }
-
-    unsafe fn pass(&mut self, pass: &Pass) {
-        compiled_for!(Avx512Bf16, {
-            unsafe fn compiled(pass: &Pass, a: *const u16, rows: usize, sums: *mut f32) {
-                for part in groups(rows, ROWS) {
-                    // SAFETY: this is called below alone, where the machine has the instructions, and the pointers are valid for
-                    // all rows of a group.
-                    unsafe {
-                        let (a, sums) = (a.add(part.start * TILE_K), sums.add(part.start * TILE_COLS));
-                        for_rows!(part.len(), ROWS, |COUNT| multiply::<COUNT>(pass, a, rows * TILE_K, sums));
-                    }
-                }
-            }
-        });
-        // SAFETY: the caller of `new` vouched for the instructions, and the caller of this for the pointers.
-        unsafe {
-            compiled(pass, pass.a, self.rows, pass.sums);
-            if let Some(second) = pass.second {
-                compiled(pass, second, TILE_ROWS, pass.sums.add(TILE_ROWS * TILE_COLS));
+compiled_for!(Avx512Bf16, {
+    /// Multiplies one group of rows, as [`Unit::pass`](crate::amx::Unit::pass) does.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and the pointers are valid for the steps of the pass and so many rows.
+    pub(crate) unsafe fn multiply_group(pass: &Pass, a: *const u16, rows: usize, sums: *mut f32) {
+        for part in groups(rows, ROWS) {
+            // SAFETY: parts are inside the group.
+            unsafe {
+                let (a, sums) = (a.add(part.start * TILE_K), sums.add(part.start * TILE_COLS));
+                for_rows!(part.len(), ROWS, |COUNT| multiply::<COUNT>(pass, a, rows * TILE_K, sums));
             }
         }
     }
-}
+});
 
 /// `COUNT` rows of A, whose steps are `stride` bf16 apart.
 #[inline(always)]

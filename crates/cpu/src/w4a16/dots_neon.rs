@@ -15,7 +15,8 @@ use std::arch::asm;
 
 use super::kernel::groups;
 use super::many_rows::for_rows;
-use crate::amx::{Pass, TILE_K, TILE_ROWS, Unit};
+pub(crate) use crate::amx::Vectors;
+use crate::amx::{Pass, TILE_K};
 use crate::isa::compiled_for;
 use crate::pack::PANEL;
 use crate::tile::TILE_COLS;
@@ -23,56 +24,26 @@ use crate::tile::TILE_COLS;
 /// Pairs of rows whose sums of eight features are in registers at a time: 16 of 32.
 const PAIRS: usize = 4;
 
-/// The registers.
-#[derive(Debug)]
-pub(crate) struct Vectors {
-    /// Rows of the first group.
-    rows: usize,
-}
-
-impl Unit for Vectors {
-    unsafe fn new() -> Self {
-        Self { rows: 0 }
-    }
-
-    fn configure(&mut self, rows: usize) {
-        assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows of a tile");
-        self.rows = rows;
-    }
-
-    unsafe fn pass(&mut self, pass: &Pass) {
-        compiled_for!(NeonBf16, {
-            unsafe fn compiled(pass: &Pass, a: *const u16, rows: usize, sums: *mut f32) {
-                for part in groups(rows, 2 * PAIRS) {
-                    // SAFETY: this is called below alone, where the machine has the instructions, and the pointers are valid for
-                    // all rows of a group.
-                    unsafe {
-                        let (a, sums) = (a.add(part.start * TILE_K), sums.add(part.start * TILE_COLS));
-                        for column in (0..TILE_COLS).step_by(8) {
-                            for_rows!(part.len().div_ceil(2), PAIRS, |COUNT| {
-                                multiply::<COUNT>(
-                                    pass,
-                                    a,
-                                    rows * TILE_K,
-                                    part.len(),
-                                    column,
-                                    sums.add(column),
-                                )
-                            });
-                        }
-                    }
+compiled_for!(NeonBf16, {
+    /// Multiplies one group of rows, as [`Unit::pass`](crate::amx::Unit::pass) does.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and the pointers are valid for the steps of the pass and so many rows.
+    pub(crate) unsafe fn multiply_group(pass: &Pass, a: *const u16, rows: usize, sums: *mut f32) {
+        for part in groups(rows, 2 * PAIRS) {
+            // SAFETY: parts are inside the group, and columns inside its sums.
+            unsafe {
+                let (a, sums) = (a.add(part.start * TILE_K), sums.add(part.start * TILE_COLS));
+                for column in (0..TILE_COLS).step_by(8) {
+                    let sums = sums.add(column);
+                    for_rows!(part.len().div_ceil(2), PAIRS, |COUNT| {
+                        multiply::<COUNT>(pass, a, rows * TILE_K, part.len(), column, sums)
+                    });
                 }
-            }
-        });
-        // SAFETY: the caller of `new` vouched for the instructions, and the caller of this for the pointers.
-        unsafe {
-            compiled(pass, pass.a, self.rows, pass.sums);
-            if let Some(second) = pass.second {
-                compiled(pass, second, TILE_ROWS, pass.sums.add(TILE_ROWS * TILE_COLS));
             }
         }
     }
-}
+});
 
 compiled_for!(NeonBf16, {
     /// Adds the products of two rows and two features, four k each: row by row.

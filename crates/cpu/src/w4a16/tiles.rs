@@ -190,7 +190,7 @@ impl Work for Multiply<'_> {
         unsafe {
             match self.tiles {
                 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-                Tiles::Vectors => self.multiply::<<S as Pairs>::Floats, super::dots::Vectors>(),
+                Tiles::Vectors => self.multiply::<<S as Pairs>::Floats, crate::amx::Vectors>(),
                 #[cfg(target_arch = "x86_64")]
                 Tiles::Hardware => self.multiply::<<S as Pairs>::Floats, crate::amx::Amx>(),
                 #[cfg(test)]
@@ -311,7 +311,7 @@ impl Work for Spin {
     fn run<S: InstructionSet>(self, _: S) -> usize {
         match self.0 {
             #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-            Tiles::Vectors => spin::<super::dots::Vectors>(),
+            Tiles::Vectors => spin::<crate::amx::Vectors>(),
             #[cfg(target_arch = "x86_64")]
             Tiles::Hardware => spin::<crate::amx::Amx>(),
             #[cfg(test)]

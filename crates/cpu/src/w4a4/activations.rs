@@ -185,6 +185,8 @@ impl Work for Prepare<'_> {
     fn run<S: InstructionSet>(self, _: S) {
         let Self { a: source, tile, chunks, out } = self;
         let block = |codes, scale| {
+            // A scale of zero may become any number in a kernel.
+            let (codes, scale) = if scale == 0.0 { ([0; CHUNK_K], 1.0) } else { (codes, scale) };
             // SAFETY: the machine has the instruction set, since `run` got its token.
             let (codes, sum) = unsafe { S::doubled(codes) };
             Block { codes, bias: S::bias_word(sum), scale: Scale::float(scale) }
@@ -205,13 +207,13 @@ impl Work for Prepare<'_> {
 }
 
 impl Block {
-    /// Turns the scales of a chunk's rows into integers if all are multiples of [`INTEGER_UNIT`]: every e4m3 scale from 1/8
-    /// on is. Leaves a chunk alone if its first scale is 0, since the sign of a zero would not show that it is an integer.
+    /// Turns the scales of a chunk's rows, none of which is 0, into integers if all are multiples of [`INTEGER_UNIT`]: every e4m3 scale
+    /// from 1/8 on is.
     #[inline(always)]
     fn scales_to_integers(blocks: &mut [Self]) {
         let integer = |block: &Self| (block.scale.value() / INTEGER_UNIT) as i16;
         let exact = |block: &Self| f32::from(integer(block)) * INTEGER_UNIT == block.scale.value();
-        if blocks[0].scale.value() != 0.0 && blocks.iter().all(exact) {
+        if blocks.iter().all(exact) {
             for block in blocks {
                 block.scale = Scale::integer(integer(block));
             }
@@ -259,21 +261,21 @@ mod tests {
         assert_eq!(unpack(&bytes), codes);
     }
 
-    /// Each of the 127 scales of nvfp4, twice and behind one that can be an integer.
+    /// Each of the 126 scales of nvfp4 but 0, twice and behind one that can be an integer.
     #[test]
     fn scales_become_integers_where_all_are_exact() {
         let block = |scale| Block { codes: [0; CHUNK_K], bias: 0, scale: Scale::float(scale) };
-        for scale in (0..0x7F).map(e4m3::decode) {
+        for scale in (1..0x7F).map(e4m3::decode) {
             let whole = (scale * 64.0).fract() == 0.0;
             assert!(whole || scale < 0.125, "{scale}");
-            for (scales, integer) in [([scale, scale], whole && scale > 0.0), ([448.0, scale], whole)] {
+            for scales in [[scale, scale], [448.0, scale]] {
                 let mut blocks = scales.map(block);
                 Block::scales_to_integers(&mut blocks);
-                assert_eq!(blocks[0].scale.is_integer(), integer, "{scales:?}");
+                assert_eq!(blocks[0].scale.is_integer(), whole, "{scales:?}");
                 for (block, scale) in blocks.iter().zip(scales) {
                     let halves = [block.scale.0 as i16, (block.scale.0 >> 16) as i16];
                     let values = halves.map(|half| f32::from(half) * INTEGER_UNIT);
-                    assert_eq!(if integer { values } else { [block.scale.value(); 2] }, [scale; 2]);
+                    assert_eq!(if whole { values } else { [block.scale.value(); 2] }, [scale; 2]);
                 }
             }
         }

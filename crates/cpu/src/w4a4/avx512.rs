@@ -3,15 +3,19 @@
 //! One vector holds the 16 features of half a panel.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use dualgemm_formats::BlockFormat;
 
+use super::activations::Block;
 use super::digits::{self, DIGITS, DigitBlock, DigitTask};
+use super::kernel::{Pass, dots};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use crate::fetch::AHEAD_AVX512;
 use crate::isa::{AmxBf16, Avx512, Avx512Bf16, Avx512Vnni, unsafe_methods};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
+use crate::tile::TILE_COLS;
 
 /// Sixteen features × four weights, from the two lines of one half of a chunk.
 #[inline(always)]
@@ -90,6 +94,55 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
     }
 }
 
+/// Fewest rows that pay for a table of products.
+const TABLE_ROWS: usize = 16;
+
+/// All rows of a pass, if they are many, without a multiplication for the product of scales: dot products and multiplications share two
+/// units on Zen 4 and Zen 5, which bounds many rows.
+///
+/// An e4m3 scale of A is 2^e · (1 + m/8). The table has each scale of the weights times (1 + m/8), as bits from which m and the bias of
+/// the exponent are taken off, so that adding the bits of the scale of A makes the product: exact.
+///
+/// # Safety
+/// As [`Vector::first_rows`].
+#[inline(always)]
+unsafe fn rows_by_table<V: Vector<Sums = __m512i, Floats = __m512>>(
+    pass: &Pass<V>,
+    rows: usize,
+    mut block: *const Block,
+    mut sums: *mut f32,
+) -> usize {
+    if !pass.e4m3 || rows < TABLE_ROWS {
+        return 0;
+    }
+    let mut table = MaybeUninit::<[[__m512i; 2]; 8]>::uninit();
+    let table = table.as_mut_ptr().cast::<[__m512i; 2]>();
+    // SAFETY: m is below 8, `rows` blocks and the sums of as many rows, two vectors each, start at the pointers, and scales are not
+    // negative. `Block` has a scale of 32 bits.
+    unsafe {
+        // Sums, which are other units' work than products; exact.
+        let mut factors = pass.scales;
+        let eighths = factors.map(|scales| _mm512_mul_ps(scales, _mm512_set1_ps(0.125)));
+        for m in 0..8 {
+            let bits = _mm512_set1_epi32(127 << 23 | m << 20);
+            let row = factors.map(|factors| _mm512_sub_epi32(_mm512_castps_si512(factors), bits));
+            table.add(m as usize).write(row);
+            factors = [_mm512_add_ps(factors[0], eighths[0]), _mm512_add_ps(factors[1], eighths[1])];
+        }
+        for _ in 0..rows {
+            let scale = *(&raw const (*block).scale).cast::<i32>();
+            let row = table.add((scale >> 20 & 7) as usize);
+            for (v, dots) in dots::<V>(block, &pass.weights).into_iter().enumerate() {
+                let product = _mm512_castsi512_ps(_mm512_add_epi32((*row)[v], _mm512_set1_epi32(scale)));
+                let to = sums.add(v * V::LANES);
+                V::store(to, V::mul_add(V::floats(dots), product, V::load(to)));
+            }
+            (block, sums) = (block.add(1), sums.add(TILE_COLS));
+        }
+    }
+    rows
+}
+
 // `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
 x86_vector! {
     Avx512, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
@@ -128,6 +181,7 @@ macro_rules! vnni_vector {
                 _ => _mm512_add_epi32(sums, _mm512_slli_epi32::<8>(joined)),
             };
             whole_bias: false, joined_floats: _mm512_cvtepi32_ps, multiply_blocks: digits;
+            first_rows: rows_by_table;
         }
     )*};
 }

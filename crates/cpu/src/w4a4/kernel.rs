@@ -49,6 +49,8 @@ pub(super) struct Task<'a> {
     pub(super) blocks: &'a [Block],
     /// Number of rows.
     pub(super) rows: usize,
+    /// Whether block scales of A are e4m3.
+    pub(super) e4m3: bool,
     /// Sums, `[panels][rows][32]`.
     pub(super) sums: &'a mut [f32],
 }
@@ -167,7 +169,7 @@ pub(super) unsafe fn add_scaled<V: Vector>(
 
 /// Dot products of the weights of two vectors of features and a block.
 #[inline(always)]
-unsafe fn dots<V: Vector>(block: *const Block, weights: &[[V::Quads; 4]; 2]) -> [V::Sums; 2] {
+pub(super) unsafe fn dots<V: Vector>(block: *const Block, weights: &[[V::Quads; 4]; 2]) -> [V::Sums; 2] {
     // SAFETY: `block` points to a block, which has a word of bias and 16 codes.
     unsafe {
         let start = V::start(&raw const (*block).bias);
@@ -188,7 +190,7 @@ unsafe fn many_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32
             fetch(chunk.wrapping_add(V::AHEAD));
             let integers = V::SCALES_INTEGERS && (*blocks).scale.is_integer();
             for column in (0..TILE_COLS).step_by(2 * V::LANES) {
-                let (pass, sums) = (Pass::<V>::new(task.format, chunk, column), sums.add(column));
+                let (pass, sums) = (Pass::<V>::new(task, chunk, column), sums.add(column));
                 if integers {
                     pass.scaled_by(INTEGER_UNIT).rows::<true>(task.rows, blocks, sums);
                 } else {
@@ -205,6 +207,8 @@ unsafe fn many_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32
 pub(crate) struct Pass<V: Vector> {
     /// Block format of the weights.
     format: BlockFormat,
+    /// Whether all block scales are e4m3.
+    pub(super) e4m3: bool,
     /// By vector and quad.
     pub(super) weights: [[V::Quads; 4]; 2],
     /// By vector.
@@ -214,11 +218,13 @@ pub(crate) struct Pass<V: Vector> {
 impl<V: Vector> Pass<V> {
     /// Decodes two vectors of features of a chunk, from `column` on.
     #[inline(always)]
-    pub(super) unsafe fn new(format: BlockFormat, chunk: *const u8, column: usize) -> Self {
+    pub(super) unsafe fn new(task: &Task<'_>, chunk: *const u8, column: usize) -> Self {
+        let format = task.format;
         // SAFETY: `many_rows` passes a whole chunk, and a column at least two vectors before its end.
         unsafe {
             Self {
                 format,
+                e4m3: task.e4m3 && format == BlockFormat::Nvfp4,
                 weights: [V::weights(chunk, column), V::weights(chunk, column + V::LANES)],
                 scales: [V::scales(chunk, column, format), V::scales(chunk, column + V::LANES, format)],
             }
@@ -241,9 +247,9 @@ impl<V: Vector> Pass<V> {
     unsafe fn rows<const INTEGERS: bool>(&self, rows: usize, mut block: *const Block, mut sums: *mut f32) {
         // SAFETY: `many_rows` passes the blocks of `rows` rows and their sums at this column.
         unsafe {
-            let paired = V::pairs_of_rows(self, rows, block, sums);
-            (block, sums) = (block.add(paired), sums.add(paired * TILE_COLS));
-            for _ in paired..rows {
+            let done = V::first_rows(self, rows, block, sums);
+            (block, sums) = (block.add(done), sums.add(done * TILE_COLS));
+            for _ in done..rows {
                 self.row::<INTEGERS>(block, sums);
                 (block, sums) = (block.add(1), sums.add(TILE_COLS));
             }

@@ -245,6 +245,8 @@ impl TileKernel for Bound<'_> {
                 chunks: stretch.min(chunks - first),
                 blocks: &blocks[first * rows..],
                 rows,
+                // What is not has a unit of its own.
+                e4m3: self.unit == 1.0,
                 sums,
             });
         }

@@ -251,7 +251,7 @@ impl<D: Dot> Vector for D {
     }
 
     #[inline(always)]
-    unsafe fn pairs_of_rows(pass: &Pass<Self>, rows: usize, blocks: *const Block, sums: *mut f32) -> usize {
+    unsafe fn first_rows(pass: &Pass<Self>, rows: usize, blocks: *const Block, sums: *mut f32) -> usize {
         let paired = paired::<D>(rows);
         if paired > 0 {
             // SAFETY: both demand the same of the pointers, and `PAIRS` says that the machine has the instructions.
@@ -380,7 +380,7 @@ fn paired<D: Dot>(rows: usize) -> usize {
     if D::PAIRS && rows >= MIN_PAIRED { rows & !1 } else { 0 }
 }
 
-/// [`Vector::pairs_of_rows`] by `smmla`, which gives products of two rows with two features: row by row, so that sums of four
+/// [`Vector::first_rows`] by `smmla`, which gives products of two rows with two features: row by row, so that sums of four
 /// columns are those of the first two in both rows, in the place of the first row, and then those of the other two.
 ///
 /// # Safety

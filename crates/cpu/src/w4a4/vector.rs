@@ -89,20 +89,15 @@ pub(crate) trait Vector: Copy {
         sums
     }
 
-    /// Multiplies pairs of rows with the weights of a pass, where there are instructions for two rows at once: `rows` blocks and
-    /// their sums at the first column of the pass start at the pointers. Returns how many rows it has done, the first ones.
+    /// Multiplies the first rows with the weights of a pass, where the instruction set has a faster way for many rows, or for two at once:
+    /// `rows` blocks and their sums at the first column of the pass start at the pointers. Returns how many rows it has done.
     /// Sums are as [`swap_pairs`](Self::swap_pairs) leaves them.
     #[inline(always)]
-    unsafe fn pairs_of_rows(
-        _pass: &Pass<Self>,
-        _rows: usize,
-        _blocks: *const Block,
-        _sums: *mut f32,
-    ) -> usize {
+    unsafe fn first_rows(_pass: &Pass<Self>, _rows: usize, _blocks: *const Block, _sums: *mut f32) -> usize {
         0
     }
 
-    /// Puts `[rows][32]` sums in the order of [`pairs_of_rows`](Self::pairs_of_rows), and back.
+    /// Puts `[rows][32]` sums in the order of [`first_rows`](Self::first_rows), and back.
     #[inline(always)]
     unsafe fn swap_pairs(_rows: usize, _sums: *mut f32) {}
 

@@ -50,6 +50,7 @@ macro_rules! x86_vector {
         scaled_floats: $scales_integers:literal, |$scaled:ident, $scale:ident| $to_scaled_floats:expr;
         join: |$joined:ident, $digits:ident, $digit:ident| $join:expr;
         whole_bias: $whole:literal, joined_floats: $joined_floats:path, multiply_blocks: $multiply_blocks:ident;
+        $(first_rows: $first_rows:path;)?
     ) => {
         impl Vector for $isa {
             const LANES: usize = $lanes;
@@ -91,6 +92,9 @@ macro_rules! x86_vector {
                 fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]) {
                     $multiply_blocks::multiply_blocks::<$isa>(task, blocks)
                 }
+                $(fn first_rows(pass: &Pass<Self>, rows: usize, blocks: *const Block, sums: *mut f32) -> usize {
+                    $first_rows(pass, rows, blocks, sums)
+                })?
                 fn splat(value: *const f32) -> $floats { $splat(*value) }
                 fn mul(a: $floats, b: $floats) -> $floats { $mul(a, b) }
                 fn mul_add(a: $floats, b: $floats, c: $floats) -> $floats { $mul_add(a, b, c) }
