@@ -419,7 +419,7 @@ impl Multiply<'_> {
                     #[cfg(target_arch = "x86_64")]
                     Tiles::Vectors => self.dots(w),
                     #[cfg(target_arch = "aarch64")]
-                    Tiles::Vectors => self.tiles::<crate::w4a16::dots::Vectors>(w),
+                    Tiles::Vectors => self.tiles::<crate::amx::Vectors>(w),
                     #[cfg(test)]
                     Tiles::Emulated => self.tiles::<crate::amx::Emulated>(w),
                     Tiles::No => unreachable!("`wave` takes tiles only where there are some"),

@@ -16,7 +16,6 @@ use half::bf16;
 
 use super::kernel::groups;
 use super::many_rows::for_rows;
-pub(crate) use crate::amx::Vectors;
 use crate::amx::{Pass, TILE_K};
 use crate::float_linear::Products;
 use crate::isa::{compiled_for, unsafe_methods};

@@ -15,7 +15,6 @@ use std::arch::asm;
 
 use super::kernel::groups;
 use super::many_rows::for_rows;
-pub(crate) use crate::amx::Vectors;
 use crate::amx::{Pass, TILE_K};
 use crate::isa::compiled_for;
 use crate::pack::PANEL;

@@ -120,7 +120,7 @@ impl Product for PortableProduct {
             Weights::One(weights) => (weights.packed(self.op)?, None),
             Weights::Groups(experts, rows, _) => {
                 let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
-                (experts.packed(self.op)?.0, Some(groups))
+                (experts.packed(self.op)?, Some(groups))
             }
         };
         Ok(kernel.spec(&FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, groups, output })?)
