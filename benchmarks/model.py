@@ -57,7 +57,10 @@ def make(args):
 def load(path, dtype, threads=None):
     import torch
     import transformers
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    # patch_model changes it for all models of a process.
+    transformers.AttentionInterface.register("sdpa", sdpa_attention_forward)
     if threads:
         torch.set_num_threads(threads)
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
@@ -135,7 +138,7 @@ class Torch:
         """Seconds of the prefill, and of decoding some tokens after it."""
         import torch
 
-        # patch_model changes it for all models of a process: each has that which was there when it was made.
+        # Each model has that which was there when it was made.
         self.functions.register("sdpa", self.attention)
         with torch.inference_mode():
             start = self.clock()
@@ -183,7 +186,6 @@ def contenders(args, prompt):
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     make_one = {
-        # Before a model is patched.
         "torch bf16": lambda: Torch(load(args.dir / "bf16", torch.bfloat16), prompt, clock),
         "torch f32": lambda: Torch(load(args.dir / "bf16", torch.float32), prompt, clock),
         "dualgemm bf16": lambda: Torch(patched(args.dir, "modelopt", torch.bfloat16), prompt, clock),
