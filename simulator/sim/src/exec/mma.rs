@@ -54,12 +54,14 @@ pub(super) fn spread<W: Copy + Into<u64>, T: Copy + Default>(
 ) -> Vec<T> {
     let (per, mask) = ((32 / bits).max(1), u64::MAX >> (64 - bits));
     let mut out = vec![T::default(); len];
+    let mut put = |r: usize, l: usize, e: u32, word: W| {
+        out[place(l as u32, r as u32 * per + e)] = value(word.into() >> (e * bits) & mask);
+    };
     for (r, row) in rows.iter().enumerate() {
-        for (l, word) in row.iter().enumerate() {
-            for e in 0..per {
-                let bits = (*word).into() >> (e * bits) & mask;
-                out[place(l as u32, r as u32 * per + e)] = value(bits);
-            }
+        // Mostly a register is an element: a loop of its own, without shifts.
+        match per {
+            1 => row.iter().enumerate().for_each(|(l, word)| put(r, l, 0, *word)),
+            _ => row.iter().enumerate().for_each(|(l, word)| (0..per).for_each(|e| put(r, l, e, *word))),
         }
     }
     out
@@ -76,12 +78,13 @@ pub(super) fn collect<T: Copy, W: Copy + Default + BitOr<Output = W> + Shl<u32, 
 ) -> Vec<[W; 32]> {
     let per = (32 / bits).max(1);
     let mut out = vec![[W::default(); 32]; registers];
+    let get = |r: usize, l: usize, e: u32| code(values[place(l as u32, r as u32 * per + e)]);
     for (r, row) in out.iter_mut().enumerate() {
-        for (l, word) in row.iter_mut().enumerate() {
-            for e in 0..per {
-                let at = place(l as u32, r as u32 * per + e);
-                *word = *word | code(values[at]) << (e * bits);
-            }
+        match per {
+            1 => row.iter_mut().enumerate().for_each(|(l, word)| *word = get(r, l, 0)),
+            _ => row.iter_mut().enumerate().for_each(|(l, word)| {
+                (0..per).for_each(|e| *word = *word | get(r, l, e) << (e * bits));
+            }),
         }
     }
     out
