@@ -89,11 +89,15 @@ struct Kernel {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes } = &self.machine;
+        let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes, nodes } = &self.machine;
         writeln!(f, "dualgemm {}", self.version)?;
         writeln!(f, "  processor  {cpu_model} ({arch}), {threads} threads")?;
         let size = |bytes: &Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
         writeln!(f, "  memory     {}, {} available", size(memory_bytes), size(memory_available_bytes))?;
+        for node in nodes {
+            let (processors, memory) = (&node.processors, size(&node.memory_bytes));
+            writeln!(f, "  node {:<6}processors {processors}, {memory}", node.node)?;
+        }
         let mark = |yes: bool| if yes { "yes" } else { "no" }.to_string();
         let mut table = Table::new(&["device", "usable", "why"]);
         for d in &self.devices {
