@@ -1,6 +1,7 @@
 //! What the operating system says about this machine. Linux files, read where they exist; elsewhere unknown.
 
 use std::fs;
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -25,6 +26,35 @@ pub struct Machine {
     pub memory_bytes: Option<u64>,
     /// Memory that can be had now without swapping, bytes.
     pub memory_available_bytes: Option<u64>,
+    /// Nodes, in the order of their numbers; empty where the system does not say.
+    pub nodes: Vec<Node>,
+}
+
+/// Processors, and memory that they reach faster than that of other nodes (NUMA).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Node {
+    /// Its number.
+    pub node: usize,
+    /// The numbers of its processors, in Linux's form: `0-15,32-47`.
+    pub processors: String,
+    /// Memory installed, bytes.
+    pub memory_bytes: Option<u64>,
+}
+
+impl Node {
+    /// Asks the system, whose folder for nodes this is.
+    fn all(folder: &Path) -> Vec<Self> {
+        let node = |entry: std::io::Result<fs::DirEntry>| {
+            let path = entry.ok()?.path();
+            let node = path.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
+            let text = |file: &str| fs::read_to_string(path.join(file)).unwrap_or_default();
+            let memory_bytes = kilobytes(&text("meminfo"), &format!("Node {node} MemTotal"));
+            Some(Self { node, processors: text("cpulist").trim().into(), memory_bytes })
+        };
+        let mut nodes: Vec<_> = fs::read_dir(folder).into_iter().flatten().filter_map(node).collect();
+        nodes.sort_by_key(|node| node.node);
+        nodes
+    }
 }
 
 impl Machine {
@@ -40,6 +70,7 @@ impl Machine {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: kilobytes(&meminfo, "MemTotal"),
             memory_available_bytes: kilobytes(&meminfo, "MemAvailable"),
+            nodes: Node::all(Path::new("/sys/devices/system/node")),
         }
     }
 }
@@ -111,6 +142,25 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[test]
+    fn nodes_are_read_as_linux_writes_them() {
+        let folder = tempfile::tempdir().unwrap();
+        for (node, processors) in [(10, "8-15\n"), (2, "0-7\n"), (3, "\n")] {
+            let at = folder.path().join(format!("node{node}"));
+            fs::create_dir(&at).unwrap();
+            fs::write(at.join("cpulist"), processors).unwrap();
+            let meminfo = format!("Node {node} MemTotal:       {node} kB\nNode {node} MemFree:  1 kB\n");
+            fs::write(at.join("meminfo"), meminfo).unwrap();
+        }
+        fs::remove_file(folder.path().join("node3/meminfo")).unwrap();
+        fs::write(folder.path().join("online"), "2-3,10\n").unwrap();
+        let node =
+            |node, processors: &str, memory_bytes| Node { node, processors: processors.into(), memory_bytes };
+        let want = [node(2, "0-7", Some(2048)), node(3, "", None), node(10, "8-15", Some(10240))];
+        assert_eq!(Node::all(folder.path()), want);
+        assert_eq!(Node::all(&folder.path().join("none")), []);
     }
 
     #[test]

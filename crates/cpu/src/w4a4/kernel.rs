@@ -208,6 +208,10 @@ pub(crate) struct Pass<V: Vector> {
     /// Block format of the weights.
     format: BlockFormat,
     /// Whether all block scales are e4m3.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "x86 alone has a way that needs them")
+    )]
     pub(super) e4m3: bool,
     /// By vector and quad.
     pub(super) weights: [[V::Quads; 4]; 2],
