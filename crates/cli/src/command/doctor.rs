@@ -29,111 +29,8 @@ const FEATURES_AND_K: (usize, usize) = (4096, 4096);
 #[derive(Debug, Args)]
 pub struct DoctorArgs {}
 
-<<<<<<< HEAD
 fn yes_or_no(yes: bool) -> String {
     if yes { "yes" } else { "no" }.into()
-=======
-#[derive(Debug, Serialize)]
-struct Report {
-    version: &'static str,
-    #[serde(flatten)]
-    machine: Machine,
-    devices: Vec<Device>,
-    strategies: Vec<StrategyReport>,
-    instruction_sets: Vec<IsaReport>,
-    kernels: Vec<Kernel>,
-    gpu_kernels: Vec<GpuKernel>,
-}
-
-/// The fused kernel of an architecture of GPUs, whether this machine has one or not.
-#[derive(Debug, Serialize)]
-struct GpuKernel {
-    arch: &'static str,
-    cards: &'static str,
-    m: usize,
-    kernel: String,
-    /// The cards that this kernel was seen on, which may be others than those it is for.
-    seen_on: Vec<&'static str>,
-}
-
-/// A strategy on a GPU.
-#[derive(Debug, Serialize)]
-struct StrategyReport {
-    device: String,
-    strategy: &'static str,
-    available: bool,
-    why: String,
-}
-
-/// Something that can compute.
-#[derive(Debug, Serialize)]
-struct Device {
-    name: String,
-    available: bool,
-    why: String,
-}
-
-#[derive(Debug, Serialize)]
-struct IsaReport {
-    isa: Isa,
-    available: bool,
-    chosen: bool,
-    why: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Kernel {
-    a_format: AFormat,
-    m: usize,
-    kernel: String,
-    threads: usize,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes, nodes } = &self.machine;
-        writeln!(f, "dualgemm {}", self.version)?;
-        writeln!(f, "  processor  {cpu_model} ({arch}), {threads} threads")?;
-        let size = |bytes: &Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
-        writeln!(f, "  memory     {}, {} available", size(memory_bytes), size(memory_available_bytes))?;
-        for node in nodes {
-            let (processors, memory) = (&node.processors, size(&node.memory_bytes));
-            writeln!(f, "  node {:<6}processors {processors}, {memory}", node.node)?;
-        }
-        let mark = |yes: bool| if yes { "yes" } else { "no" }.to_string();
-        let mut table = Table::new(&["device", "usable", "why"]);
-        for d in &self.devices {
-            table.row([d.name.clone(), mark(d.available), d.why.clone()]);
-        }
-        write!(f, "\n{table}")?;
-        if !self.strategies.is_empty() {
-            let mut table = Table::new(&["device", "strategy", "usable", "why"]);
-            for s in &self.strategies {
-                table.row([s.device.clone(), s.strategy.into(), mark(s.available), s.why.clone()]);
-            }
-            write!(f, "\n{table}")?;
-        }
-        let mut table = Table::new(&["instruction set", "usable", "why"]);
-        for i in &self.instruction_sets {
-            table.row([i.isa.to_string(), mark(i.available), i.why.clone()]);
-        }
-        write!(f, "\n{table}")?;
-        let mut table = Table::new(&["A", "M", "kernel", "threads"]);
-        for k in &self.kernels {
-            table.row([k.a_format.to_string(), k.m.to_string(), k.kernel.clone(), k.threads.to_string()]);
-        }
-        write!(f, "\n{table}")?;
-        let mut table = Table::new(&["GPU", "for", "M", "fused kernel", "tried"]);
-        for k in &self.gpu_kernels {
-            let tried = match k.seen_on.as_slice() {
-                [] => "simulated, not yet run on silicon".into(),
-                cards => format!("on {}", cards.join(", ")),
-            };
-            table.row([k.arch.into(), k.cards.into(), k.m.to_string(), k.kernel.clone(), tried]);
-        }
-        write!(f, "\n{table}")
-    }
->>>>>>> cpu
 }
 
 /// The fused kernel of every architecture for one token, a small batch and many.
@@ -224,13 +121,17 @@ pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
     let machine = Machine::detect();
     let mut document = json!(machine);
     document["version"] = env!("CARGO_PKG_VERSION").into();
-    let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes } = machine;
-    let [all, free] =
-        [memory_bytes, memory_available_bytes].map(|b| b.map_or("unknown".into(), |b| Bytes(b).to_string()));
+    let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes, nodes } = machine;
+    let size = |bytes: Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
+    let [all, free] = [memory_bytes, memory_available_bytes].map(size);
     let mut text = format!(
         "dualgemm {}\n  processor  {cpu_model} ({arch}), {threads} threads\n  memory     {all}, {free} available\n",
         env!("CARGO_PKG_VERSION")
     );
+    for node in nodes {
+        let (processors, memory) = (&node.processors, size(node.memory_bytes));
+        text += &format!("  node {:<6}processors {processors}, {memory}\n", node.node);
+    }
     let (devices, strategies) = gpus();
     for (name, list) in [
         ("devices", devices),

@@ -119,7 +119,7 @@ impl Operand {
     }
 
     /// The rows from `first` on, a multiple of 128; all of them if there are no more.
-    fn from_row(self, first: usize) -> Self {
+    fn rows_from(self, first: usize) -> Self {
         let atoms = first / ATOM_ROWS as usize;
         let Format::Block(format) = self.format else { return self };
         if first >= self.rows || atoms >= self.atoms {
@@ -265,7 +265,7 @@ impl FusedArgs {
     ) -> Result<Args, Error> {
         let (mut args, mut of_scales) = (Args::new(), Vec::with_capacity(3));
         let gate_features = variant.gate_features(n);
-        let up = if variant.linear { self.up.from_row(gate_features) } else { self.up };
+        let up = if variant.linear { self.up.rows_from(gate_features) } else { self.up };
         for (operand, part) in [&self.a, &self.gate, &up].into_iter().zip(parts) {
             let (codes, scales) = operand.maps(part);
             args = args.tensor_map(device.tensor_map(&codes)?);
