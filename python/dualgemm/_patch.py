@@ -222,6 +222,8 @@ class Plan:
     def __init__(self, model, checkpoint, quantize_a, devices=None, other_model=False):
         from . import nn
 
+        if any(isinstance(m, torch.nn.Linear) and m.weight.dtype == torch.float64 for m in model.modules()):
+            raise OperandError("the model is in float64; float32, float16 or bfloat16 is needed: model.to(torch.bfloat16)")
         if not other_model:
             check_same_model(model, checkpoint)
 

@@ -285,6 +285,15 @@ def test_devices_that_are_not_there_leave_the_model_as_it_was(tiny, devices, kin
     assert [id(m) for m in model.modules()] == before
 
 
+def test_a_model_in_float64_is_left_as_it_was(tiny):
+    model = load(tiny / "floats", torch.float64)
+    before = [id(m) for m in model.modules()]
+    for patch in (nn.patch_model, nn.patch_mlp):
+        with pytest.raises(dualgemm.OperandError, match=r"^the model is in float64; .* is needed: model.to\(torch.bfloat16\)$"):
+            patch(model, tiny / "q")
+    assert [id(m) for m in model.modules()] == before
+
+
 def test_a_checkpoint_that_is_broken_in_its_last_layer_leaves_the_model_as_it_was(tiny, tmp_path):
     path = tmp_path / "broken"
     path.mkdir()
