@@ -10,6 +10,7 @@ import torch
 from ._names import in_file
 from ._plain import gated
 from .errors import OperandError
+from .nn import Packed
 
 #: As the command spells them.
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -124,6 +125,8 @@ def calibrate(model, batches):
     """
     if isinstance(batches, (str, bytes, torch.Tensor, dict)):
         raise TypeError(f"batches is a {type(batches).__name__}; several are needed, as in [batch]")
+    if any(isinstance(module, Packed) for module in model.modules()):
+        raise OperandError("the model is already patched; calibrate the model in floats")
     observer = _Observer(model)
     try:
         count = 0

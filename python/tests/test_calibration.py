@@ -153,6 +153,11 @@ def test_experts_that_take_all_tokens_at_once_are_seen_exact():
 def test_what_cannot_be_calibrated_is_said(dense, tmp_path):
     with pytest.raises(dualgemm.OperandError, match="batches: there is none"):
         dualgemm.calibrate(load(dense), [])
+    dualgemm.quantize_model(dense, tmp_path / "plain")
+    model = load(dense)
+    nn.patch_model(model, tmp_path / "plain")
+    with pytest.raises(dualgemm.OperandError, match="^the model is already patched; calibrate the model in floats$"):
+        dualgemm.calibrate(model, BATCHES)
     model = load(dense)
     model.model.embed_tokens.weight.data[5] = float("nan")
     with pytest.raises(dualgemm.OperandError, match="q_proj: what went in has a largest magnitude of nan"):
