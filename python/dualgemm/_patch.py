@@ -171,10 +171,10 @@ def placed(model, devices):
         try:
             found[name] = torch.device(device)
         except (RuntimeError, TypeError) as error:
-            raise OperandError(f'devices: "{name}" is to be on {device!r}; {error}') from None
+            raise OperandError(f'devices: "{name}" cannot go to {device!r}; {error}') from None
         cards = torch.cuda.device_count() if found[name].type == "cuda" else 0
         if found[name].type != "cpu" and (found[name].index or 0) >= cards:
-            raise UnsupportedError(f'devices: "{name}" is to be on {found[name]}; torch has cpu and {cards} CUDA devices here')
+            raise UnsupportedError(f'devices: "{name}" cannot go to {found[name]}; torch has cpu and {cards} CUDA devices here')
     return found
 
 

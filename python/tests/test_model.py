@@ -273,9 +273,9 @@ def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(tiny, change, mes
 @pytest.mark.parametrize("devices,kind,message", [
     ("cuda", TypeError, r'^devices is a str; a dictionary is needed, such as {"": "cuda"}$'),
     ({"model.layrs.3": "cpu"}, dualgemm.OperandError, r'no module of the model is called "model.layrs.3" or begins with it'),
-    ({"": "cpu", "model.layers.1": "cuda:64"}, dualgemm.UnsupportedError, '"model.layers.1" is to be on cuda:64; torch has cpu and'),
-    ({"": "meta"}, dualgemm.UnsupportedError, '"" is to be on meta; torch has cpu and'),
-    ({"": "gpu"}, dualgemm.OperandError, "\"\" is to be on 'gpu'; Expected one of cpu, cuda"),
+    ({"": "cpu", "model.layers.1": "cuda:64"}, dualgemm.UnsupportedError, '"model.layers.1" cannot go to cuda:64; torch has cpu and'),
+    ({"": "meta"}, dualgemm.UnsupportedError, '"" cannot go to meta; torch has cpu and'),
+    ({"": "gpu"}, dualgemm.OperandError, "\"\" cannot go to 'gpu'; Expected one of cpu, cuda"),
 ])  # fmt: skip
 def test_devices_that_are_not_there_leave_the_model_as_it_was(tiny, devices, kind, message):
     model = load(tiny / "floats")
