@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import warnings
 
 import torch
 
@@ -162,5 +163,11 @@ def calibrate(model, batches):
     if not dtypes:
         raise OperandError(f"{type(model).__name__}: no linear layer of it ran on float32, float16 or bfloat16")
     modules = _in_files(model, amax)
+    if unseen:
+        warnings.warn(
+            f"no token reached {len(unseen)} of {sum(observer.experts.values())} experts: each gets the largest magnitude of "
+            "its block; calibrate on more text if there are many (calibration.unseen lists them)",
+            stacklevel=3,
+        )
     in_files = {module: value for name, value in amax.items() for module in modules[name]}
     return Calibration(in_files, dtypes[-1], [modules[name][0].rpartition(".")[0] for name in unseen])

@@ -96,7 +96,10 @@ def test_a_calibrated_model_computes_with_static_scales_close(dense, tmp_path):
 def test_experts_are_seen_one_by_one_close(tmp_path):
     floats = saved(qwen3_moe(), tmp_path / "floats")
     model = load(floats)
-    calibration = dualgemm.calibrate(model, BATCHES[:1])
+    with pytest.warns(UserWarning, match="largest magnitude of its block") as warned:
+        calibration = dualgemm.calibrate(model, BATCHES[:1])
+    assert str(warned[0].message).startswith(f"no token reached {len(calibration.unseen)} of 8 experts: each gets")
+    assert len(warned) == 1 and warned[0].filename == __file__
     block, taken = model.model.layers[0].mlp.experts, []
     handle = block.register_forward_pre_hook(lambda m, args: taken.append(args))
     log_probabilities(model, BATCHES[0])
