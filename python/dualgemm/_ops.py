@@ -196,14 +196,11 @@ def floats(a, w, out, out_dtype, how, more=(), routing=(), stream=None):
         follow(torch)
         if routing and a.is_cuda and all(map(torch.is_tensor, routing)):
             routing = _choices(torch, w, *routing)
-    if isinstance(a, tuple):
-        rows, lead = first_array(a).shape[0], None
-    else:
-        a, lead = _rows(a, k)
-        if torch is not None and a.is_cuda and (a.stride() != (k, 1) or a.data_ptr() % 16):
-            # Kernels there read rows of elements that lie side by side, at multiples of 16 bytes.
-            a = a.clone(memory_format=torch.contiguous_format)
-        rows = a.shape[0]
+    a, lead = _rows(a, k)
+    rows = first_array(a).shape[0]
+    if torch is not None and a.is_cuda and (a.stride() != (k, 1) or a.data_ptr() % 16):
+        # Kernels there read rows of elements that lie side by side, at multiples of 16 bytes.
+        a = a.clone(memory_format=torch.contiguous_format)
     if out is None:
         flat = empty_like(first_array(a), (rows, n), float_name(out_dtype, float_of(a)))
         out = flat if lead is None else flat.reshape((*lead, n))
@@ -217,21 +214,15 @@ def floats(a, w, out, out_dtype, how, more=(), routing=(), stream=None):
     if rows:
         w._run(a, flat, *routing, *how, *more, stream)
     else:
-        _check_empty(a, flat, n, k)
+        _check_empty(a, flat, n)
         w._check(*how)
     return out
 
 
-def _check_empty(a, out, n, k):
+def _check_empty(a, out, n):
     """No rows are no work, but operands that are wrong with rows are wrong without."""
-    if isinstance(a, tuple):
-        columns = 2 * matrix_shape("a codes", a[0])[1]
-    else:
-        columns = a.shape[1]
-        if not is_float(dtype_name(a.dtype)):
-            raise OperandError(f"a: is {dtype_name(a.dtype)}; float32, float16 or bfloat16 is needed")
-    if columns != k:
-        raise OperandError(f"a: shape [0, {columns}]; [..., {k}] is needed")
+    if not isinstance(a, tuple) and not is_float(dtype_name(a.dtype)):
+        raise OperandError(f"a: is {dtype_name(a.dtype)}; float32, float16 or bfloat16 is needed")
     if tuple(out.shape) != (0, n):
         raise OperandError(f"out: shape {list(out.shape)}; {[0, n]} is needed")
     if not is_float(dtype_name(out.dtype)):
@@ -239,16 +230,22 @@ def _check_empty(a, out, n, k):
 
 
 def _rows(a, k):
-    """``a`` as ``[M, K]`` and its leading dimensions, None if it had the two already."""
+    """``a`` as ``[M, K]`` or quantized, and its leading dimensions, None if it had the two already."""
+    if isinstance(a, tuple):
+        rows, half = matrix_shape("a codes", a[0])
+        # Codes of other types are refused by the call, for their type.
+        if dtype_name(getattr(a[0], "dtype", None)) in ("uint8", "float4_e2m1fn_x2") and 2 * half != k:
+            raise OperandError(f"a: shape [{rows}, {2 * half}]; the weights need [..., {k}]")
+        return a, None
     if not hasattr(a, "dtype"):
         try:
             a = np.asarray(memoryview(a))
         except TypeError:
             raise TypeError(f"a is a {type(a).__name__}; an array of floats or a dualgemm.Quantized is needed") from None
+    if len(a.shape) == 0 or a.shape[-1] != k:
+        raise OperandError(f"a: shape {list(a.shape)}; the weights need [..., {k}]")
     if len(a.shape) == 2:
         return a, None
-    if len(a.shape) == 0 or a.shape[-1] != k:
-        raise OperandError(f"a: shape {list(a.shape)}; [..., {k}] is needed")
     return a.reshape((math.prod(a.shape[:-1]), k)), tuple(a.shape[:-1])
 
 
@@ -281,8 +278,7 @@ def _to_nvfp4(a, w, out, options, out_scale, out_scale_layout):
         raise OperandError("out is for float results; nvfp4 results are new arrays")
     if n % 16:
         raise OperandError(f"N = {n} is not a multiple of 16, which nvfp4 output needs")
-    if not isinstance(a, tuple):
-        a, _ = _rows(a, k)
+    a, _ = _rows(a, k)
     like = first_array(a)
     rows = like.shape[0]
     codes = empty_like(like, (rows, n // 2), "uint8")

@@ -1,6 +1,6 @@
 """The replacement of every quantized layer of a Hugging Face model. Needs torch."""
 
-import collections
+import collections.abc
 import functools
 import inspect
 import json
@@ -158,6 +158,26 @@ def check_same_model(model, checkpoint):
             )
 
 
+def placed(model, devices):
+    """``devices`` by name, each of which the model has and torch, too."""
+    if not isinstance(devices, collections.abc.Mapping):
+        raise TypeError(f'devices is a {type(devices).__name__}; a dictionary is needed, such as {{"": "cuda"}}')
+    # transformers' maps name parameters, too.
+    named = model.named_modules, model.named_parameters, model.named_buffers
+    known, found = {name for of in named for name, _ in of(remove_duplicate=False)}, {}
+    for name, device in devices.items():
+        if name not in known:
+            raise OperandError(f'devices: no module of the model is called "{name}" or begins with it')
+        try:
+            found[name] = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise OperandError(f'devices: "{name}" cannot go to {device!r}; {error}') from None
+        cards = torch.cuda.device_count() if found[name].type == "cuda" else 0
+        if found[name].type != "cpu" and (found[name].index or 0) >= cards:
+            raise UnsupportedError(f'devices: "{name}" cannot go to {found[name]}; torch has cpu and {cards} CUDA devices here')
+    return found
+
+
 WITH_BIAS = {True: "with a bias", False: "without a bias"}
 
 
@@ -202,10 +222,13 @@ class Plan:
     def __init__(self, model, checkpoint, quantize_a, devices=None, other_model=False):
         from . import nn
 
+        if any(isinstance(m, torch.nn.Linear) and m.weight.dtype == torch.float64 for m in model.modules()):
+            raise OperandError("the model is in float64; float32, float16 or bfloat16 is needed: model.to(torch.bfloat16)")
         if not other_model:
             check_same_model(model, checkpoint)
 
-        self.nn, self.checkpoint, self.quantize_a, self.devices = nn, checkpoint, quantize_a, devices or {}
+        self.nn, self.checkpoint, self.quantize_a = nn, checkpoint, quantize_a
+        self.devices = placed(model, {} if devices is None else devices)
         self.is_gguf = checkpoint.convention == "gguf"
         self.names = in_model(model, checkpoint.modules())
         self.modules, self.converted = {}, set()
@@ -252,7 +275,7 @@ class Plan:
         without memory of its own goes to the processor."""
         named = [n for n in self.devices if n == "" or f"{name}.".startswith(f"{n}.")]
         if named:
-            return torch.device(self.devices[max(named, key=len)])
+            return self.devices[max(named, key=len)]
         return weight.device if weight.is_cuda else torch.device("cpu")
 
     def left_on(self, device, weight):

@@ -4,12 +4,14 @@ import functools
 import json
 import os
 import re
+import warnings
 
 import torch
 
 from ._names import in_file
 from ._plain import gated
 from .errors import OperandError
+from .nn import Packed
 
 #: As the command spells them.
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -124,6 +126,8 @@ def calibrate(model, batches):
     """
     if isinstance(batches, (str, bytes, torch.Tensor, dict)):
         raise TypeError(f"batches is a {type(batches).__name__}; several are needed, as in [batch]")
+    if any(isinstance(module, Packed) for module in model.modules()):
+        raise OperandError("the model is already patched; calibrate the model in floats")
     observer = _Observer(model)
     try:
         count = 0
@@ -159,5 +163,11 @@ def calibrate(model, batches):
     if not dtypes:
         raise OperandError(f"{type(model).__name__}: no linear layer of it ran on float32, float16 or bfloat16")
     modules = _in_files(model, amax)
+    if unseen:
+        warnings.warn(
+            f"no token reached {len(unseen)} of {sum(observer.experts.values())} experts: each gets the largest magnitude of "
+            "its block; calibrate on more text if there are many (calibration.unseen lists them)",
+            stacklevel=3,
+        )
     in_files = {module: value for name, value in amax.items() for module in modules[name]}
     return Calibration(in_files, dtypes[-1], [modules[name][0].rpartition(".")[0] for name in unseen])

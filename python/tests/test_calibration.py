@@ -96,7 +96,10 @@ def test_a_calibrated_model_computes_with_static_scales_close(dense, tmp_path):
 def test_experts_are_seen_one_by_one_close(tmp_path):
     floats = saved(qwen3_moe(), tmp_path / "floats")
     model = load(floats)
-    calibration = dualgemm.calibrate(model, BATCHES[:1])
+    with pytest.warns(UserWarning, match="largest magnitude of its block") as warned:
+        calibration = dualgemm.calibrate(model, BATCHES[:1])
+    assert str(warned[0].message).startswith(f"no token reached {len(calibration.unseen)} of 8 experts: each gets")
+    assert len(warned) == 1 and warned[0].filename == __file__
     block, taken = model.model.layers[0].mlp.experts, []
     handle = block.register_forward_pre_hook(lambda m, args: taken.append(args))
     log_probabilities(model, BATCHES[0])
@@ -153,6 +156,11 @@ def test_experts_that_take_all_tokens_at_once_are_seen_exact():
 def test_what_cannot_be_calibrated_is_said(dense, tmp_path):
     with pytest.raises(dualgemm.OperandError, match="batches: there is none"):
         dualgemm.calibrate(load(dense), [])
+    dualgemm.quantize_model(dense, tmp_path / "plain")
+    model = load(dense)
+    nn.patch_model(model, tmp_path / "plain")
+    with pytest.raises(dualgemm.OperandError, match="^the model is already patched; calibrate the model in floats$"):
+        dualgemm.calibrate(model, BATCHES)
     model = load(dense)
     model.model.embed_tokens.weight.data[5] = float("nan")
     with pytest.raises(dualgemm.OperandError, match="q_proj: what went in has a largest magnitude of nan"):

@@ -186,8 +186,10 @@ def test_what_it_cannot_do_is_said(tmp_path):
     with pytest.raises(dualgemm.UnsupportedError, match=r"device_map: names disk; .*CUDA devices"):
         transformers.AutoModelForCausalLM.from_pretrained(path, device_map={"": "disk"})
     if not torch.cuda.is_available():
-        with pytest.raises(dualgemm.UnsupportedError, match="CUDA driver"):
+        with pytest.raises(dualgemm.UnsupportedError, match='"" cannot go to cuda:0; torch has cpu and 0 CUDA'):
             transformers.AutoModelForCausalLM.from_pretrained(path, device_map={"": "cuda:0"})
+    with pytest.raises(dualgemm.OperandError, match="^the model is in float64"):
+        load(path, torch.float64)
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
     (path / "config.json").write_text(json.dumps(config))

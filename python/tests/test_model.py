@@ -270,6 +270,30 @@ def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(tiny, change, mes
     assert [id(m) for m in model.modules()] == before
 
 
+@pytest.mark.parametrize("devices,kind,message", [
+    ("cuda", TypeError, r'^devices is a str; a dictionary is needed, such as {"": "cuda"}$'),
+    ({"model.layrs.3": "cpu"}, dualgemm.OperandError, r'no module of the model is called "model.layrs.3" or begins with it'),
+    ({"": "cpu", "model.layers.1": "cuda:64"}, dualgemm.UnsupportedError, '"model.layers.1" cannot go to cuda:64; torch has cpu and'),
+    ({"": "meta"}, dualgemm.UnsupportedError, '"" cannot go to meta; torch has cpu and'),
+    ({"": "gpu"}, dualgemm.OperandError, "\"\" cannot go to 'gpu'; Expected one of cpu, cuda"),
+])  # fmt: skip
+def test_devices_that_are_not_there_leave_the_model_as_it_was(tiny, devices, kind, message):
+    model = load(tiny / "floats")
+    before = [id(m) for m in model.modules()]
+    with pytest.raises(kind, match=message):
+        nn.patch_model(model, tiny / "q", devices=devices)
+    assert [id(m) for m in model.modules()] == before
+
+
+def test_a_model_in_float64_is_left_as_it_was(tiny):
+    model = load(tiny / "floats", torch.float64)
+    before = [id(m) for m in model.modules()]
+    for patch in (nn.patch_model, nn.patch_mlp):
+        with pytest.raises(dualgemm.OperandError, match=r"^the model is in float64; .* is needed: model.to\(torch.bfloat16\)$"):
+            patch(model, tiny / "q")
+    assert [id(m) for m in model.modules()] == before
+
+
 def test_a_checkpoint_that_is_broken_in_its_last_layer_leaves_the_model_as_it_was(tiny, tmp_path):
     path = tmp_path / "broken"
     path.mkdir()

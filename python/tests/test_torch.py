@@ -142,6 +142,13 @@ def test_the_module_compiles_in_one_graph_exact(path, x):
         assert torch.equal(compiled(x[:7]), module(x[:7]))
 
 
+def test_a_module_names_the_shape_that_its_weights_need(path, x):
+    mlp = nn.NVFP4GatedMLP.from_checkpoint(path)
+    for call in (mlp, torch.compile(mlp, fullgraph=True, backend="aot_eager")):
+        with pytest.raises(dualgemm.OperandError, match=r"a: shape \[2, 3, 100\]; the weights need \[\.\.\., 576\]"):
+            call(torch.ones(2, 3, 100).bfloat16())
+
+
 def test_the_function_compiles_in_one_graph_exact(path, x):
     whole = dualgemm.Weights.from_checkpoint(path)
     halves = [dualgemm.Weights.from_checkpoint(path, rank=rank, world=2) for rank in (0, 1)]
