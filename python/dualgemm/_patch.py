@@ -4,6 +4,7 @@ import collections.abc
 import functools
 import inspect
 import json
+import os
 import re
 import sys
 
@@ -90,14 +91,24 @@ def attend_prompt(query, key, value, scaling):
 
 def take_attention(model):
     """Makes transformers' ``sdpa`` :func:`attend`, for a model on the processor that uses it, and returns what the report says.
-    The name stays: models ask for it."""
+    The name stays: models ask for it. An ``sdpa`` that somebody else has put there stays, too."""
     modeling = sys.modules.get("transformers.modeling_utils")
     if modeling is None or getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
         return None
     if any(p.is_cuda for p in model.parameters()):
         return None
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if modeling.ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, attend):
+        return None
     modeling.ALL_ATTENTION_FUNCTIONS.register("sdpa", attend)
     return "dualgemm"
+
+
+def is_theirs(function):
+    """Whether a function is transformers' own: who changes what a family computes puts others in the place of its."""
+    own = os.path.dirname(sys.modules["transformers"].__file__)
+    return getattr(getattr(function, "__code__", None), "co_filename", "").startswith(own + os.sep)
 
 
 def of_its_own(module):
@@ -148,7 +159,7 @@ def check_same_model(model, checkpoint):
         return
     wholes = own.to_dict() if hasattr(own, "to_dict") else vars(own), json.loads(held)
     parts = [[whole, *(whole[part] for part in TEXT if isinstance(whole.get(part), dict))] for whole in wholes]
-    for entry in ("model_type", "hidden_size"):
+    for entry in ("model_type", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
         ours, theirs = ({part[entry] for part in of if part.get(entry)} for of in parts)
         if ours and theirs and not ours & theirs:
             named = ["/".join(map(str, sorted(found))) for found in (ours, theirs)]

@@ -3,7 +3,7 @@ longer than the products. Needs torch and transformers.
 
 A layer of a family that is known here gets a class that computes a token in one call where it is sure that this is what the
 layer's modules would compute, and calls them where it is not: more tokens, masks, gradients, hooks, replaced modules, caches of
-other kinds, other functions of attention.
+other kinds, functions of transformers that somebody has replaced.
 """
 
 import functools
@@ -48,6 +48,10 @@ def _with_one_call(base):
     return type(base.__name__, (OneCall, base), {"__module__": base.__module__, "__qualname__": base.__qualname__})
 
 
+def _new_layer(base):
+    return object.__new__(_with_one_call(base))
+
+
 class OneCall:
     """What is added to the class of a layer."""
 
@@ -57,6 +61,19 @@ class OneCall:
             if out is not None:
                 return out
         return super().forward(hidden_states, *args, **kwargs)
+
+    def __reduce_ex__(self, protocol):
+        # Its class is made where it is needed, and its base has the name.
+        return _new_layer, (type(self).__mro__[2],), self.__dict__
+
+
+def _functions(layer, classes):
+    """What transformers computes a layer by, beside the functions of torch."""
+    base = type(layer).__mro__[2] if isinstance(layer, OneCall) else type(layer)
+    modeling, kinds = sys.modules[base.__module__], sys.modules["transformers.cache_utils"]
+    theirs = [cls.forward for cls in classes if not cls.__module__.startswith("dualgemm.")]
+    updates = kinds.DynamicCache.update, kinds.DynamicLayer.update
+    return [base.forward, modeling.apply_rotary_pos_emb, modeling.rotate_half, *updates, *theirs]
 
 
 class _Kept:
@@ -78,6 +95,7 @@ class _Parts(_Kept):
         self.of_layer = {name: layer._modules[name] for name in layer._modules}
         self.of_attention = {name: attention._modules[name] for name in attention._modules}
         self.classes = [type(module) for module in self.modules()]
+        self.functions = _functions(layer, self.classes)
         if not self._are_known(layer):
             return
         linears = [self.of_attention[name].weights for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
@@ -104,6 +122,10 @@ class _Parts(_Kept):
         projections = {"q_proj", "k_proj", "v_proj", "o_proj"}
         if set(self.of_layer) != norms | {"self_attn", "mlp"} or set(self.of_attention) != projections | of_heads:
             return False
+        from ._patch import is_theirs
+
+        if not all(map(is_theirs, self.functions)):
+            return False
         modules = {**self.of_layer, **self.of_attention}
         for part in ("self_attn", *norms, *of_heads):
             cls = type(modules[part])
@@ -122,6 +144,8 @@ class _Parts(_Kept):
         """Whether nothing was replaced, changed its class or got hooks since."""
         attention = layer.self_attn
         if layer._modules != self.of_layer or attention._modules != self.of_attention:
+            return False
+        if _functions(layer, self.classes) != self.functions:
             return False
         for module, cls in zip(self.modules(), self.classes):
             if type(module) is not cls or module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
@@ -160,6 +184,9 @@ def _token(layer, x, **arguments):
     """What a layer makes of one token, None if its modules have to say."""
     if not x.is_cpu or x.dim() != 3 or x.shape[0] != 1 or x.shape[1] != 1 or is_followed(torch, x):
         return None
+    if torch._C._len_torch_function_stack():
+        # Somebody sees every function of torch.
+        return None
     for name in arguments.keys() - ARGUMENTS:
         if arguments[name] is not None and arguments[name] is not False:
             return None
@@ -183,7 +210,7 @@ def _token(layer, x, **arguments):
     for operand in (keys, kv.values, cos, sin, *weights):
         if operand.dtype != dtype or not operand.is_cpu:
             return None
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (keys, kv.values, cos, sin, *weights)):
         return None
     batch, kv_heads, length, dim = keys.shape
     if (batch, kv_heads, dim) != parts.like_keys or kv.values.shape != keys.shape or not length:

@@ -3,13 +3,14 @@ torch."""
 
 import copy
 import functools
+import sys
 
 import torch
 
 from . import _dualgemm, _torch
 from ._arrays import is_followed
 from ._ops import Experts, Linear, Mlp, Weights, floats
-from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, unsupported
+from ._patch import DOWN, PatchReport, Plan, check_biases, is_theirs, opened, patch_model, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
@@ -87,8 +88,9 @@ class FloatLinear(torch.nn.Linear):
 
     def forward(self, x):
         w, bias = self.weight, self.bias
-        ours = w.dtype in HALVES and w.is_cpu and x.is_cpu and x.dtype == w.dtype
-        if not ours or is_followed(torch, x) or is_followed(torch, w):
+        operands = [t for t in (x, w, bias) if t is not None]
+        ours = w.dtype in HALVES and all(t.is_cpu and t.dtype == w.dtype for t in operands)
+        if not ours or any(is_followed(torch, t) for t in operands) or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
         w = _dualgemm.FloatLinear(w.detach(), None if bias is None else bias.detach())
         return floats(x, w, None, None, ())
@@ -118,8 +120,10 @@ class FloatExperts(torch.nn.Module):
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         x, both, down = hidden_states, self.gate_up_proj, self.down_proj
+        biases = [b for b in (getattr(self, f"{part}_bias", None) for part in ("gate_up_proj", "down_proj")) if b is not None]
         ours = both.dtype in HALVES and both.is_cpu and x.is_cpu and x.dtype == both.dtype == down.dtype
-        if not ours or any(is_followed(torch, t) for t in (x, both, down, top_k_weights)):
+        followed = any(is_followed(torch, t) for t in (x, both, down, top_k_weights, *biases))
+        if not ours or followed or implemented_elsewhere(self):
             return super().forward(hidden_states, top_k_index, top_k_weights)
 
         def product(x, part, expert):
@@ -135,6 +139,13 @@ class FloatExperts(torch.nn.Module):
             of_expert = product(hidden, "down_proj", expert) * top_k_weights[tokens, places, None]
             y.index_add_(0, tokens, of_expert.to(y.dtype))
         return y
+
+
+def implemented_elsewhere(experts):
+    """Whether a configuration names an implementation of experts that is not transformers' own."""
+    functions = getattr(sys.modules.get("transformers.integrations.moe"), "ALL_EXPERTS_FUNCTIONS", {})
+    name = getattr(getattr(experts, "config", None), "_experts_implementation", None)
+    return name in functions and not is_theirs(functions[name])
 
 
 def _new_experts(theirs):
@@ -153,21 +164,38 @@ class DecodedWeight(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, read, shape, dtype, device):
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+    def __new__(cls, read, shape, dtype, device, strides=None):
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=dtype, device=device)
         self._read = read
         return self
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        for argument, value in zip(func._schema.arguments, args):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and isinstance(value, cls):
-                raise UnsupportedError(f"{func}: would write to a weight in 4 bits, which never changes")
-        decoded = lambda x: x._read() if isinstance(x, cls) else x
-        args, kwargs = torch.utils._pytree.tree_map(decoded, (args, kwargs))
-        return func(*args, **kwargs)
+        kwargs, is_view, map_tree = kwargs or {}, False, torch.utils._pytree.tree_map
+        given = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
+        for argument in func._schema.arguments:
+            value, alias = given.get(argument.name), argument.alias_info
+            held = any(isinstance(x, cls) for x in (value if isinstance(value, (list, tuple)) else [value]))
+            if held and alias is not None:
+                is_view = True
+                if alias.is_write:
+                    raise UnsupportedError(f"{func}: would write to a weight in 4 bits, which never changes")
+        args, kwargs = map_tree(lambda x: x._read() if isinstance(x, cls) else x, (args, kwargs))
+        out = func(*args, **kwargs)
+        # Views of it cannot be written to, either.
+        view = lambda x: cls(lambda: x, x.shape, x.dtype, x.device, x.stride()) if isinstance(x, torch.Tensor) else x
+        return map_tree(view, out) if is_view else out
+
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, _):
+        raise UnsupportedError("data: would write to a weight in 4 bits, which never changes")
+
+    def numpy(self, **how):
+        return self.clone().numpy(**how)
 
     def __repr__(self):
         return f"DecodedWeight({list(self.shape)}, dtype={self.dtype}, device={str(self.device)!r})"

@@ -333,3 +333,64 @@ def test_attention_of_a_prompt_is_no_further_off_than_torchs(heads, kv_heads, ro
         )
         assert (ours - want).abs().max() <= 1.5 * (theirs - want).abs().max()
         assert _patch.attend_prompt(q.float(), k.float(), v.float(), None) is None
+
+
+MODELING = "transformers.models.llama.modeling_llama."
+
+
+@pytest.mark.parametrize("name", ["LlamaAttention.forward", "LlamaRMSNorm.forward", "apply_rotary_pos_emb"])
+@pytest.mark.parametrize("before", [True, False])
+def test_functions_that_somebody_has_replaced_are_called(patched, calls, monkeypatch, name, before):
+    owner = transformers.models.llama.modeling_llama
+    *path, last = name.split(".")
+    owner = getattr(owner, path[0]) if path else owner
+    theirs = getattr(owner, last)
+
+    def other(*args, **kwargs):
+        out = theirs(*args, **kwargs)
+        return tuple(t if t is None else t * 1.5 for t in out) if isinstance(out, tuple) else out * 1.5
+
+    if before:
+        monkeypatch.setattr(owner, last, other)
+    model = patched(layers=0 if before else 2)
+    monkeypatch.setattr(owner, last, other)
+    got, _ = decode(model)
+    assert not any(calls)
+    with torch.no_grad():
+        want = model(IDS, use_cache=False).logits[:, 9:]
+    assert (got - want).abs().max() < 1e-4 * want.abs().max()
+
+
+def test_a_mode_sees_the_functions_of_torch(patched, calls):
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        decode(patched())
+    assert not any(calls)
+
+
+def test_gradients_of_cached_tokens_are_not_lost(patched, calls):
+    model = patched()
+    _, cache = decode(model)
+    for layer in cache.layers:
+        layer.keys = layer.keys.clone().requires_grad_()
+    calls.clear()
+    assert model(IDS[:, :1], cache=cache, use_cache=True).logits.requires_grad
+    assert not any(calls)
+
+
+def test_a_model_is_pickled_with_its_layers(patched, calls):
+    model = patched()
+    again = pickle.loads(pickle.dumps(model))
+    calls.clear()
+    assert torch.equal(decode(again)[0], decode(model)[0])
+    assert sum(calls) == 2 * 2 * (IDS.shape[1] - 9)
+
+
+def test_an_sdpa_of_somebodys_own_stays(patched, monkeypatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", own := lambda *args, **kwargs: sdpa_attention_forward(*args, **kwargs))
+    model = patched(layers=0)
+    assert AttentionInterface._global_mapping["sdpa"] is own
+    decode(model)

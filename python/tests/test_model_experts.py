@@ -252,3 +252,43 @@ def test_a_pickled_model_reads_its_checkpoint_again_exact(tmp_path, skip):
     assert again.model.layers[1].mlp.weights is not model.model.layers[1].mlp.weights
     assert torch.equal(again.model.layers[0].self_attn.q_proj.weight.detach(), model.model.layers[0].self_attn.q_proj.weight.detach())
     assert torch.equal(log_probabilities(again, IDS), log_probabilities(model, IDS))
+
+
+def test_a_weight_in_4_bits_is_not_written_to_by_any_way(tmp_path):
+    dualgemm.quantize_model(saved(llama(), tmp_path / "floats"), tmp_path / "q")
+    layer = nn.NVFP4Linear.from_checkpoint(tmp_path / "q", "model.layers.0.self_attn.q_proj", dtype=torch.float32)
+    want = layer.weight.clone()
+    writes = [
+        lambda w: w.data.add_(1),
+        lambda w: setattr(w, "data", want),
+        lambda w: w.__setitem__((0, 0), 7.0),
+        lambda w: w[:5].mul_(2),
+        lambda w: w.t().mul_(0),
+        lambda w: w.view(-1).zero_(),
+        lambda w: w.detach().zero_(),
+        lambda w: torch.add(w, 1, out=w),
+        lambda w: torch._foreach_mul_([w], 2.0),
+        lambda w: w.split(8)[0].zero_(),
+    ]
+    for write in writes:
+        with pytest.raises(dualgemm.UnsupportedError, match="never changes"):
+            write(layer.weight)
+    assert torch.equal(layer.weight.detach().clone(), want) and (layer.weight.numpy() == want.numpy()).all()
+    x = torch.randn(3, want.shape[1])
+    assert torch.equal(x @ layer.weight.t(), x @ want.t())
+
+
+def test_experts_of_somebodys_implementation_and_trained_biases_are_torchs(monkeypatch):
+    linear = torch.nn.Linear(16, 16, dtype=torch.bfloat16)
+    linear.weight.requires_grad_(False)
+    x = torch.ones(2, 16, dtype=torch.bfloat16)
+    assert nn.FloatLinear.of(linear)(x).requires_grad
+    with torch.autocast("cpu", torch.float16):
+        assert nn.FloatLinear.of(linear)(x).dtype == torch.float16
+    moe = transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS
+    experts = torch.nn.Module()
+    experts.config = transformers.PretrainedConfig()
+    for name, elsewhere in (("grouped_mm", False), ("mine", True), ("eager", False)):
+        monkeypatch.setitem(moe._global_mapping, "mine", lambda *args: None)
+        experts.config._experts_implementation = name
+        assert nn.implemented_elsewhere(experts) is elsewhere
