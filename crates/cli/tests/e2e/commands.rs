@@ -346,5 +346,5 @@ fn conformance_writes_its_cases_out() {
     }
     let again = dualgemm().args(["conformance", "--write", arg(&cases)]).assert().code(2);
     let line = String::from_utf8_lossy(&again.get_output().stderr).into_owned();
-    assert!(line.contains("exists already; valid are a new or empty directory"), "{line}");
+    assert!(line.contains("already exists; give a new or empty directory"), "{line}");
 }
