@@ -96,10 +96,10 @@ impl Kind {
     }
 }
 
-/// A message of the command with `--top-k` said as `top_k`. Other words that begin with two hyphens, such as parts of paths,
-/// stay.
+/// A message of the command with `--top-k` said as `top_k`. Other words that begin with two hyphens, such as parts of paths
+/// and options of a whole command line (`--top-k=2`), stay.
 fn as_arguments(message: &str) -> String {
-    let message = message.strip_suffix("; see dualgemm --help").unwrap_or(message);
+    let message = message.rsplit_once("; see dualgemm").map_or(message, |(message, _)| message);
     let mut out = String::with_capacity(message.len());
     let mut rest = message;
     while let Some(at) = rest.find("--") {
@@ -112,7 +112,7 @@ fn as_arguments(message: &str) -> String {
         out.push_str(before);
         if begins
             && name.starts_with(|c: char| c.is_ascii_lowercase())
-            && !option[len..].starts_with(['/', '.', '_'])
+            && !option[len..].starts_with(['/', '.', '_', '='])
         {
             out.push_str(&name.replace('-', "_"));
         } else {

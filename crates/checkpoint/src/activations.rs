@@ -43,14 +43,19 @@ impl<'a> Activations<'a> {
         if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
             return match files.get(prefix) {
                 None => Self::read_triple(files, prefix),
-                Some(_) => Err(fault(format!("both `{prefix}` and `{prefix}_packed`, and none is named"))),
+                Some(_) => Err(fault(format!(
+                    "both `{prefix}` and `{prefix}_packed`, and --input-tensor names none"
+                ))),
             };
         }
         let mut tensors = files.tensors();
         match (tensors.next(), tensors.next()) {
             (Some(view), None) => view.float_matrix().map(Self::Float),
             (None, _) => Err(fault("no tensor".into())),
-            _ => Err(fault(format!("several tensors ({})", list(files.tensors().map(|t| t.name))))),
+            _ => Err(fault(format!(
+                "several tensors ({}), and --input-tensor names none",
+                list(files.tensors().map(|t| t.name))
+            ))),
         }
     }
 

@@ -267,11 +267,22 @@ impl Checkpoint {
                 layer,
                 found: list(all.iter().map(|m| format!("{} `{}`", m.kind, m.path))),
                 valid: match kind {
-                    MlpKind::Dense => "it has no dense MLP; name an expert or the shared one",
-                    MlpKind::Shared => "there is no shared expert in it",
-                    MlpKind::Experts => "there are no experts in it",
-                }
-                .into(),
+                    MlpKind::Dense => {
+                        let ids = self.experts(layer).map_or(Vec::new(), |experts| experts.ids);
+                        let ids = ids.first().zip(ids.last());
+                        let ids = ids.map_or(String::new(), |(first, last)| format!(" {first} to {last}"));
+                        let has = |kind| all.iter().any(|m| m.kind == kind);
+                        let ways = [
+                            has(MlpKind::Experts).then(|| format!("--expert{ids} for one")),
+                            has(MlpKind::Shared).then(|| "--shared-expert for the shared one".into()),
+                            has(MlpKind::Experts).then(|| "--op moe for all".into()),
+                        ];
+                        let ways: Vec<String> = ways.into_iter().flatten().collect();
+                        format!("it has no dense MLP: {}", ways.join(", "))
+                    }
+                    MlpKind::Shared => "there is no shared expert in it".into(),
+                    MlpKind::Experts => "there are no experts in it".into(),
+                },
             }),
             several => {
                 // Where a vision tower kept its floats there is one answer.

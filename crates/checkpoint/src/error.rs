@@ -16,7 +16,7 @@ pub enum Error {
     #[error("{}: header rule `{rule}`: found {found}; valid is {valid}", file.display())]
     Header { file: PathBuf, rule: &'static str, found: String, valid: String },
     /// A path of a kind that cannot be read.
-    #[error("{}: {found}; valid are {valid}", file.display())]
+    #[error("{}: {found}; {valid}", file.display())]
     Path { file: PathBuf, found: String, valid: &'static str },
     /// A JSON configuration holds something unusable.
     #[error("{}: {key} is {found}; valid is {valid}", file.display())]
@@ -30,6 +30,12 @@ pub enum Error {
     /// Nothing in the checkpoint says which convention its tensors follow, or more than one thing does.
     #[error("{}: {found}; name the convention explicitly, one of {valid}", file.display())]
     Convention { file: PathBuf, found: String, valid: String },
+    /// A model that is not quantized at all.
+    #[error(
+        "{0}: its weights are floats ({dtype}), not 4 bits; quantize it first: dualgemm quantize {0} OUT \
+         --producer=modelopt, or in Python quantize_model", file.display()
+    )]
+    Floats { file: PathBuf, dtype: crate::Dtype },
     /// A tensor that must be there is not.
     #[error("{tensor}: is missing from {}; {needed_by} needs it ({convention} convention)", file.display())]
     MissingTensor { file: PathBuf, tensor: String, needed_by: String, convention: &'static str },
@@ -69,7 +75,7 @@ pub enum Error {
     #[error("{what} `{found}` is unknown; valid are {valid}")]
     Name { what: &'static str, found: String, valid: String },
     /// A name that no module has.
-    #[error("{module}: there is no such module in {}; names most like it are {near}", file.display())]
+    #[error("{module}: there is no such module in {}; the closest names are {near}", file.display())]
     NoModule { file: PathBuf, module: String, near: String },
     /// A module that is not quantized where a quantized one is needed.
     #[error("{module}: is not quantized: {why}; a 4-bit weight (nvfp4 or mxfp4) is needed")]
@@ -106,7 +112,7 @@ impl Error {
             Self::Header { .. } => "header",
             Self::Config { .. } => "config",
             Self::Activation { .. } => "activation",
-            Self::Convention { .. } | Self::Name { .. } => "convention",
+            Self::Convention { .. } | Self::Floats { .. } | Self::Name { .. } => "convention",
             Self::MissingTensor { .. } => "missing-tensor",
             Self::UnknownTensor { .. } => "unknown-tensor",
             Self::Dtype { .. } => "storage-type",
@@ -143,6 +149,7 @@ impl Error {
             Self::Config { file, key, found, .. } | Self::Activation { file, key, found, .. } => {
                 (format!("{}: {key}", file.display()), found.clone())
             }
+            Self::Floats { file, dtype } => (path(file), dtype.to_string()),
             Self::MissingTensor { tensor, .. } => (tensor.clone(), "missing".into()),
             Self::UnknownTensor { tensor, module, .. } => (tensor.clone(), format!("beside {module}")),
             Self::Dtype { tensor, found, .. } => (tensor.clone(), found.clone()),

@@ -20,8 +20,7 @@ use crate::{Error, TensorInfo, TensorView};
 const INDEX: &str = "model.safetensors.index.json";
 /// How the names of files begin that are in Mistral's format.
 const CONSOLIDATED: &[u8] = b"consolidated";
-const OPENABLE: &str =
-    "a directory with safetensors files, a .safetensors file, a .safetensors.index.json file or a .gguf file";
+const OPENABLE: &str = "give a directory with safetensors files, a .safetensors file, a .safetensors.index.json file or a .gguf file";
 
 /// A JSON file beside the tensors, or an object in the metadata of a file.
 #[derive(Debug, Clone)]

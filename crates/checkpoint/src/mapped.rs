@@ -24,7 +24,7 @@ impl MappedFile {
             return Err(Error::Path {
                 file: path.into(),
                 found: "is not a regular file".into(),
-                valid: "regular files, which can be mapped",
+                valid: "only regular files can be mapped",
             });
         }
         // Another process truncating the file in place would raise SIGBUS, as for every mapped file.

@@ -101,7 +101,10 @@ fn unusable_activation_files_are_named() {
     let e = read_error(&f, None);
     assert_starts(&e, "DIR/a.safetensors: no tensor; valid is one F32, F16 or BF16 tensor");
     f.f32("x", &[1, 1], &[0.0]).f32("y", &[1, 1], &[0.0]);
-    assert_starts(&read_error(&f, None), "DIR/a.safetensors: several tensors (x, y); valid is");
+    assert_starts(
+        &read_error(&f, None),
+        "DIR/a.safetensors: several tensors (x, y), and --input-tensor names none; valid is",
+    );
     assert_starts(&read_error(&f, Some("z")), "DIR/a.safetensors: no tensor `z` among x, y; valid is");
 
     let mut f = Fixture::default();

@@ -45,8 +45,8 @@ fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
         let e = message(&c.gate_up(5).unwrap_err());
         assert_ends(
             &e,
-            "layer 5 holds experts `model.layers.5.block_sparse_moe.experts`; it has no dense MLP; name an expert or the \
-                 shared one",
+            "layer 5 holds experts `model.layers.5.block_sparse_moe.experts`; it has no dense MLP: --expert 0 to 2 for \
+                 one, --op moe for all",
         );
     }
 }
@@ -335,10 +335,10 @@ fn indices_that_lie_are_refused() {
 fn paths_that_are_no_checkpoint_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let open = |path: &std::path::Path| message(&Checkpoint::open(path, &defaults()).unwrap_err());
-    assert_starts(&open(dir.path()), "DIR: holds no safetensors file; valid are a directory with");
+    assert_starts(&open(dir.path()), "DIR: holds no safetensors file; give a directory with");
     assert_starts(&open(&dir.path().join("none")), "DIR/none: cannot open: No such file");
     std::fs::write(dir.path().join("model.bin"), b"x").unwrap();
-    assert_starts(&open(&dir.path().join("model.bin")), "DIR/model.bin: has an unknown ending; valid are");
+    assert_starts(&open(&dir.path().join("model.bin")), "DIR/model.bin: has an unknown ending; give a");
     std::fs::write(dir.path().join("config.json"), b"[1]").unwrap();
     std::fs::write(dir.path().join("m.safetensors"), b"").unwrap();
     assert_has(&open(dir.path()), "rule `length-prefix`: found a file of 0 bytes");
@@ -356,7 +356,7 @@ fn linear_layers_are_listed_and_names_that_are_not_there_bring_those_most_like_t
     let of = |name: &str| format!("model.layers.0.{name} nvfp4 [64, 64]");
     assert_eq!(names, ["mlp.down_proj", "self_attn.k_proj", "self_attn.q_proj"].map(of));
     let error = message(&c.linear("model.layers.0.self_attn.qproj").unwrap_err());
-    let near = "names most like it are model.layers.0.self_attn.q_proj, model.layers.0.self_attn.k_proj, ";
+    let near = "the closest names are model.layers.0.self_attn.q_proj, model.layers.0.self_attn.k_proj, ";
     assert!(error.contains("there is no such module in ") && error.contains(near), "{error}");
     // A run of features is a part of the whole.
     let (source, whole) = (

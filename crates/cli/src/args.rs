@@ -27,7 +27,7 @@ pub struct Cli {
     /// Print one JSON document on stdout instead of text.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Log to stderr: -v info, -vv debug, -vvv trace. DUALGEMM_LOG refines it per module.
+    /// Log to stderr: -v info, -vv debug, -vvv trace. DUALGEMM_LOG, where it is set, says it per module instead.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }

@@ -12,6 +12,8 @@ use anyhow::{Context, bail};
 use dualgemm::formats::{FloatType, GlobalScale, Producer};
 use serde::Deserialize;
 
+use crate::report::counted;
+
 /// Largest magnitudes by module.
 #[derive(Debug)]
 pub struct Calibration {
@@ -54,7 +56,10 @@ impl Calibration {
         for name in modules {
             let Some(&found) = self.held.amax.get(name) else {
                 let (path, count) = (self.path.display(), self.held.amax.len());
-                bail!("{path}: has no amax of {name}, which is quantized; it has those of {count} modules");
+                bail!(
+                    "{path}: has no amax of {name}, which is quantized; it has those of {}",
+                    counted(count, "module")
+                );
             };
             if found > amax {
                 (amax, module) = (found, name);
@@ -100,7 +105,7 @@ mod tests {
         assert_eq!(scale(Producer::CompressedTensors), GlobalScale::divisor(215.0));
         let error = of(&c, &["a.q_proj", "a.k_proj"], Producer::ModelOpt).unwrap_err().to_string();
         assert!(
-            error.ends_with("has no amax of a.k_proj, which is quantized; it has those of 1 modules"),
+            error.ends_with("has no amax of a.k_proj, which is quantized; it has those of 1 module"),
             "{error}"
         );
         let tiny = read(r#"{"dtype": "bf16", "amax": {"a.q_proj": 1e-42}}"#).unwrap();

@@ -1,7 +1,9 @@
 //! Failures as one line and an exit code.
 
 use std::any::Any;
+use std::ffi::OsStr;
 
+use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use dualgemm::cpu;
 
@@ -61,9 +63,9 @@ pub fn line(error: &anyhow::Error) -> String {
     parts.join(": ")
 }
 
-/// clap's report of wrong usage on one line, without its usage block. An argument that it takes another for is said only if
-/// they begin alike.
-pub fn usage_line(error: &clap::Error) -> String {
+/// clap's report of these wrong arguments on one line, without its usage block. An argument that it takes another for is said
+/// only if they begin alike.
+pub fn usage_line(error: &clap::Error, args: &[impl AsRef<OsStr>]) -> String {
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.chars().take(6).collect::<String>(),
         _ => String::new(),
@@ -78,7 +80,11 @@ pub fn usage_line(error: &clap::Error) -> String {
         .filter(|line| !line.is_empty() && (likely || !line.starts_with("tip:")));
     let line = lines.collect::<Vec<_>>().join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
-    format!("{}; see dualgemm --help", line.trim_end_matches('.'))
+    let (command, mut args) = (crate::args::Cli::command(), args.iter().skip(1).map(AsRef::as_ref));
+    let first = args.find(|arg| !arg.as_encoded_bytes().starts_with(b"-"));
+    let subcommand = first.and_then(|name| command.find_subcommand(name));
+    let subcommand = subcommand.map_or(String::new(), |found| format!(" {}", found.get_name()));
+    format!("{}; see dualgemm{subcommand} --help", line.trim_end_matches('.'))
 }
 
 /// A panic on one line.
@@ -125,11 +131,11 @@ mod tests {
     fn only_likely_guesses_are_said() {
         let said = |argument: &str| {
             let args = ["dualgemm", "bench", argument];
-            usage_line(&crate::args::Cli::try_parse_from(args).unwrap_err())
+            usage_line(&crate::args::Cli::try_parse_from(args).unwrap_err(), &args)
         };
         assert!(said("--shape=1x16x16").contains("a similar argument exists: '--shapes'"));
         let unlike = said("--output=x");
-        assert_eq!(unlike, "unexpected argument '--output' found; see dualgemm --help");
+        assert_eq!(unlike, "unexpected argument '--output' found; see dualgemm bench --help");
     }
 
     #[test]

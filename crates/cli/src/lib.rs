@@ -29,6 +29,7 @@ mod simulated;
 mod tolerance;
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 
@@ -55,7 +56,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
         }
         Err(error) => {
             let output = Output::new(args.iter().any(|arg| arg == "--json"));
-            return output.fail(&failure::usage_line(&error), failure::USAGE);
+            return output.fail(&failure::usage_line(&error, &args), failure::USAGE);
         }
     };
     init_tracing(cli.verbose);
@@ -108,22 +109,25 @@ impl From<anyhow::Error> for Failure {
 /// # Errors
 /// If the command would end with an exit code above 1.
 pub fn document(args: impl IntoIterator<Item = OsString>) -> Result<Document, Failure> {
-    let cli = Cli::try_parse_from(std::iter::once("dualgemm".into()).chain(args))
-        .map_err(|error| Failure { line: failure::usage_line(&error), error: None })?;
+    let args: Vec<OsString> = std::iter::once("dualgemm".into()).chain(args).collect();
+    let cli = Cli::try_parse_from(&args)
+        .map_err(|error| Failure { line: failure::usage_line(&error, &args), error: None })?;
     let output = Output::document();
     let verdict = command::run(cli.command, &output)?;
     Ok(Document { json: output.into_document(), right: verdict == Verdict::Right })
 }
 
 fn init_tracing(verbose: u8) {
-    let level = match verbose {
-        0 => return,
-        1 => "info",
-        2 => "debug",
-        _ => "trace",
+    let filter = match (tracing_subscriber::EnvFilter::try_from_env("DUALGEMM_LOG"), verbose) {
+        (Ok(filter), _) => filter,
+        (Err(_), 0) => return,
+        (Err(_), 1) => "info".into(),
+        (Err(_), 2) => "debug".into(),
+        (Err(_), _) => "trace".into(),
     };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("DUALGEMM_LOG").unwrap_or_else(|_| level.into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colored =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colored).with_writer(std::io::stderr).init();
 }
 
 /// The README's Rust compiles.

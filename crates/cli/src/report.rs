@@ -13,6 +13,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
 
+/// How many there are, with the noun in its number.
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Where reports, failures and progress go.
 #[derive(Debug)]
 pub struct Output {

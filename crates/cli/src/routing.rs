@@ -8,6 +8,7 @@ use dualgemm::gemm::Routing;
 use dualgemm_bench::inputs::Inputs;
 
 use crate::computation::Routed;
+use crate::report::counted;
 
 const IDS: &str = "topk_ids";
 const WEIGHTS: &str = "topk_weights";
@@ -71,11 +72,11 @@ impl OwnedRouting {
     /// Draws for this many tokens from these experts.
     pub fn seeded(tokens: usize, experts: &[usize], top_k: usize, seed: u64) -> anyhow::Result<Self> {
         if top_k > experts.len() {
-            bail!("--top-k: is {top_k}; there are {} experts", experts.len());
+            bail!("--top-k: is {top_k}; there are {}", counted(experts.len(), "expert"));
         }
         let numbers: Vec<i32> = experts.iter().filter_map(|&expert| i32::try_from(expert).ok()).collect();
         let (ids, weights) = Inputs::seeded(seed).routing(tokens, &numbers, top_k);
-        let origin = format!("{top_k} experts a token, drawn with seed {seed}");
+        let origin = format!("{} a token, drawn with seed {seed}", counted(top_k, "expert"));
         Ok(Self::new(ids, weights, experts, (top_k, origin)))
     }
 
@@ -99,7 +100,7 @@ impl OwnedRouting {
             bail!("{}: {IDS} is [M, {in_file}] and {WEIGHTS} [M, {of_weights}]", path.display());
         }
         if let Some(asked) = top_k.filter(|&asked| asked != in_file) {
-            bail!("--top-k: is {asked}; {} has {in_file} experts a token", path.display());
+            bail!("--top-k: is {asked}; {} has {} a token", path.display(), counted(in_file, "expert"));
         }
         let ids = numbers(&ids, path)?;
         if weights.dtype != Dtype::F32 {
@@ -107,7 +108,7 @@ impl OwnedRouting {
         }
         // Any negative number skips; one beyond 32 bits is refused below, as it is in the file.
         let kept = ids.iter().map(|&id| i32::try_from(id.max(-1)).unwrap_or(-1)).collect();
-        let origin = (in_file, format!("{in_file} experts a token, from {}", path.display()));
+        let origin = (in_file, format!("{} a token, from {}", counted(in_file, "expert"), path.display()));
         let this = Self::new(kept, weights.to_f32("the weights of a router")?, experts, origin);
         let beyond = experts.last().map_or(0, |last| last + 1);
         this.as_ref().check(tokens, in_file, beyond).with_context(|| path.display().to_string())?;

@@ -8,6 +8,8 @@ use dualgemm::formats::{GlobalScale, GlobalScaleSource};
 use dualgemm::gemm::{AOperand, Activation, QuantizeA};
 use serde::Serialize;
 
+use crate::report::counted;
+
 /// A matrix of weights.
 #[derive(Debug, Serialize)]
 pub struct MatrixReport {
@@ -66,7 +68,7 @@ pub fn write_matrices(f: &mut fmt::Formatter<'_>, all: &[MatrixReport], width: u
         let of = matrix.expert.map_or(String::new(), |expert| format!("expert {expert}: "));
         let of = if matrix.shared { "shared expert: " } else { &of };
         let and = match (matrix.role, matrix.expert.is_some(), more) {
-            ("down", true, 1..) => format!("; and {more} experts more"),
+            ("down", true, 1..) => format!("; and {}", counted(more, "more expert")),
             _ => String::new(),
         };
         writeln!(f, "  {:<width$} {of}{matrix}{and}", matrix.role)?;

@@ -132,7 +132,7 @@ impl Tolerance {
 impl fmt::Display for Tolerance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.within_bound {
-            f.write_str("bounds are (6·√K + 16)·2⁻²⁴·Σ|a·b| for sums in f32, through the activation, and half a step of C")?;
+            f.write_str("bounds are (6·√K + 16)·2⁻²⁴·Σ|a·b| for sums in f32, through any activation, and half a step of C")?;
             return match self.max_steps {
                 Some(_) => write!(
                     f,
@@ -175,6 +175,9 @@ impl fmt::Display for Statement<'_> {
         match worst.bound.filter(|_| tolerance.within_bound) {
             Some(bound) if found.max_of_bound < 0.01 => {
                 write!(f, ", less than 0.01 of its bound {bound:.1e}")?
+            }
+            Some(bound) if found.max_of_bound >= 100.0 => {
+                write!(f, ", {:.1e} × its bound {bound:.1e}", found.max_of_bound)?
             }
             Some(bound) => write!(f, ", {:.2} of its bound {bound:.1e}", found.max_of_bound)?,
             None => write!(f, " of {:.1e}", worst.want.abs())?,

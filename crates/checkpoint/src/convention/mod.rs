@@ -26,7 +26,7 @@ use serde_json::{Map, Value};
 
 use crate::error::list;
 use crate::scheme::{Scheme, Schemes, Transform};
-use crate::{Error, GateUpOrder, TensorFiles};
+use crate::{Dtype, Error, GateUpOrder, TensorFiles};
 
 /// What a tensor is to its module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -180,10 +180,13 @@ impl Convention {
                     "{} declares quant_method {method}, which no convention has",
                     file.display()
                 )),
-                None => fault(format!(
-                    "no config.json, hf_quant_config.json or file metadata declares how it is quantized{}",
-                    hint(evidence.files)
-                )),
+                None => match float_weights(evidence.files) {
+                    Some(dtype) => Err(Error::Floats { file: evidence.files.root().into(), dtype }),
+                    None => fault(format!(
+                        "no config.json, hf_quant_config.json or file metadata declares how it is quantized{}",
+                        hint(evidence.files)
+                    )),
+                },
             },
             several => {
                 let all = list(several.iter().map(|(c, why)| format!("{} ({why})", c.name)));
@@ -207,14 +210,14 @@ fn hint(files: &TensorFiles) -> String {
     let found = distinctive.iter().find_map(|(name, suffix)| {
         files.tensors().find(|t| t.name.ends_with(suffix)).map(|t| (name, t.name))
     });
+    found.map_or(String::new(), |(name, tensor)| format!(" (`{tensor}` looks like {name})"))
+}
+
+/// The type of the first weight, if all are floats.
+fn float_weights(files: &TensorFiles) -> Option<Dtype> {
     let mut weights = files.tensors().filter(|t| t.name.contains("weight")).peekable();
-    match found {
-        Some((name, tensor)) => format!(" (`{tensor}` looks like {name})"),
-        None if weights.peek().is_some() && weights.all(|t| t.dtype.is_float()) => {
-            " (its weights are floats: `dualgemm quantize` or, in Python, quantize_model makes 4 bits of them)".into()
-        }
-        None => String::new(),
-    }
+    let first = weights.peek()?.dtype;
+    weights.all(|t| t.dtype.is_float()).then_some(first)
 }
 
 /// Everything that may declare a convention.

@@ -179,7 +179,8 @@ pub struct Family {
     pub(crate) sum: Sum,
     /// Entries that speak of an activation and have no effect on the MLPs.
     pub(crate) ignored: &'static [&'static str],
-    /// Orders of rows that the family defines, by the last part of a fused module's name.
+    /// Orders of rows that the family defines, by the last part of a fused module's name. Without one, as in the `plain`
+    /// row of Qwen3-MoE, floats to be quantized have transformers' order, see `fused_experts.rs`.
     pub(crate) fused: &'static [(&'static str, GateUpOrder)],
     /// Whether `ffn_up` of GGUF holds the gate rows, then the up rows, where there is no `ffn_gate`.
     pub(crate) fused_up: bool,

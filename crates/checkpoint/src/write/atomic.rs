@@ -71,6 +71,14 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
+/// Why a temporary name could not be made beside a path.
+fn no_place(path: &Path, action: &'static str, e: io::Error) -> Error {
+    match parent(path) {
+        dir if dir.exists() => Error::io(path, action, e),
+        dir => Error::Path { file: dir.into(), found: "no such directory".into(), valid: "create it first" },
+    }
+}
+
 fn sync_dir(dir: &Path) -> Result<(), Error> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, "sync", e))
 }
@@ -85,7 +93,7 @@ impl AtomicFile {
         let refused = |found: &str| Error::Path {
             file: path.into(),
             found: found.into(),
-            valid: "names of regular files, and names that are not taken",
+            valid: "give a regular file, or a name that is not taken",
         };
         let (path, replaced) = match std::fs::metadata(path) {
             Ok(there) if there.is_file() => {
@@ -101,7 +109,7 @@ impl AtomicFile {
             Err(_) => (behind_links(path), None),
         };
         let (file, _temporary) = Temporary::list(|| builder(0o666).tempfile_in(parent(&path)))
-            .map_err(|e| Error::io(&path, "create a temporary file beside", e))?;
+            .map_err(|e| no_place(&path, "create a temporary file beside", e))?;
         Ok(Self { path, replaced, out: BufWriter::with_capacity(1 << 20, file), _temporary })
     }
 
@@ -174,13 +182,13 @@ impl AtomicDir {
             if occupied {
                 return Err(Error::Path {
                     file: path.into(),
-                    found: "exists already".into(),
-                    valid: "a new or empty directory",
+                    found: "already exists".into(),
+                    valid: "give a new or empty directory",
                 });
             }
         }
         let (temp, _temporary) = Temporary::list(|| builder(0o777).tempdir_in(parent(path)))
-            .map_err(|e| io("create a temporary directory beside", e))?;
+            .map_err(|e| no_place(path, "create a temporary directory beside", e))?;
         Ok(Self { path: path.into(), temp, _temporary })
     }
 
@@ -231,7 +239,7 @@ mod tests {
     fn only_regular_files_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let message = AtomicFile::create(dir.path()).unwrap_err().to_string();
-        assert!(message.contains(": is a directory; valid are names of regular files"), "{message}");
+        assert!(message.contains(": is a directory; give a regular file"), "{message}");
         #[cfg(unix)]
         {
             let message = AtomicFile::create(Path::new("/dev/null")).unwrap_err().to_string();
@@ -251,7 +259,7 @@ mod tests {
     fn names_that_no_file_can_have_are_refused_before_anything_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let message = AtomicFile::create(&dir.path().join("x/")).unwrap_err().to_string();
-        assert!(message.contains("x/: is the name of a directory; valid are"), "{message}");
+        assert!(message.contains("x/: is the name of a directory; give a"), "{message}");
         assert!(AtomicFile::create(&dir.path().join("x".repeat(300))).is_err());
         assert_eq!(dir.path().read_dir().unwrap().count(), 0);
     }

@@ -162,10 +162,10 @@ pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteRepo
     let wrong_ending = |found, valid| Err(Error::Path { file: path.into(), found, valid });
     match output {
         Output::Gguf if ends_in("gguf") => gguf::write(path, model),
-        Output::Gguf => wrong_ending("does not end in .gguf".into(), "a .gguf file for GGUF output"),
+        Output::Gguf => wrong_ending("does not end in .gguf".into(), "GGUF output needs a name that does"),
         Output::Modelopt | Output::CompressedTensors if ends_in("gguf") => wrong_ending(
             format!("ends in .gguf, which {} cannot be", output.name()),
-            "a directory or a .safetensors file",
+            "give a directory or a .safetensors file",
         ),
         Output::Modelopt => {
             write_hf(path, model, modelopt::describe(model, model.source.as_deref().unwrap_or(path))?)

@@ -37,10 +37,10 @@ fn an_error_leaves_nothing_behind() {
     std::fs::create_dir(dir.path().join("full")).unwrap();
     std::fs::write(dir.path().join("full/a"), b"a").unwrap();
     for (name, output, says) in [
-        ("m", Output::Gguf, "does not end in .gguf; valid are a .gguf file"),
+        ("m", Output::Gguf, "does not end in .gguf; GGUF output needs"),
         ("m.gguf", Output::Modelopt, "ends in .gguf, which modelopt cannot be"),
-        ("none/m", Output::Modelopt, "cannot create a temporary directory beside"),
-        ("full", Output::Modelopt, "exists already; valid are a new or empty"),
+        ("none/m", Output::Modelopt, "none: no such directory; create it"),
+        ("full", Output::Modelopt, "already exists; give a new or empty"),
     ] {
         assert_has(&refusal(write(&dir.path().join(name), output, &model)), says);
     }

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::Verdict;
 use crate::args::ReadArgs;
-use crate::report::Output;
+use crate::report::{Output, counted};
 use crate::{files, layer};
 
 /// Arguments of `convert`.
@@ -51,8 +51,14 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, linears, written, .. } = self;
         let files: Vec<String> = written.files.iter().map(|file| file.display().to_string()).collect();
-        write!(f, "{}: {from} to {}, {linears} quantized layers, ", self.input.display(), to.name())?;
-        write!(f, "{} tensors in {}", written.tensors, files.join(", "))?;
+        write!(
+            f,
+            "{}: {from} to {}, {}, ",
+            self.input.display(),
+            to.name(),
+            counted(*linears, "quantized layer")
+        )?;
+        write!(f, "{} in {}", counted(written.tensors, "tensor"), files.join(", "))?;
         match written.skipped.as_slice() {
             [] => Ok(()),
             skipped => {

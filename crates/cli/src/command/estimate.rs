@@ -139,11 +139,13 @@ impl fmt::Display for Report {
         for row in &self.shapes {
             let Some((light, best)) = row.speed_of_light_us.zip(row.best_public_us) else { continue };
             let Row { m, n, k, kernel_us, total_us, .. } = row;
-            let (goal, against) = (GOAL * light, if total_us < &best { "below" } else { "not below" });
-            let within = if *kernel_us <= goal { "within" } else { "beyond" };
+            let (goal, than) =
+                (GOAL * light, if *total_us < best { "faster than" } else { "not faster than" });
+            let within = if *kernel_us <= goal { "within" } else { "over" };
             writeln!(
                 f,
-                "{m}x{n}x{k}: {within} {GOAL} × the speed of light ({goal:.1} µs), {against} the best public result"
+                "{m}x{n}x{k}: {kernel_us:.1} µs: {within} the goal of {goal:.1} µs ({GOAL} × light); {total_us:.1} µs with \
+                 launch, {than} the best public {best:.1} µs"
             )?;
         }
         Ok(())

@@ -1,13 +1,12 @@
 //! `ptx --kernel NAME --arch ARCH`: the text of a GPU kernel, as a device would get it.
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use dualgemm::gemm::Activation;
 use dualgemm_kernels::registry::{KERNELS, Kernel};
 use serde_json::{Value, json};
 
 use super::Verdict;
-use crate::failure::Unsupported;
 use crate::report::Output;
 
 /// Arguments of `ptx`.
@@ -35,13 +34,10 @@ pub struct PtxArgs {
 }
 
 /// The kernel of that name for that architecture, or an error that lists those there are.
-pub(super) fn find(name: &str, arch: &str) -> Result<&'static Kernel, Unsupported> {
+pub(super) fn find(name: &str, arch: &str) -> anyhow::Result<&'static Kernel> {
     KERNELS.iter().find(|k| (k.name, k.arch.as_str()) == (name, arch)).ok_or_else(|| {
         let there: Vec<String> = KERNELS.iter().map(|k| format!("{} for {}", k.name, k.arch)).collect();
-        Unsupported {
-            what: format!("there is no kernel {name:?} for {arch:?}"),
-            instead: format!("there are: {}", there.join(", ")),
-        }
+        anyhow!("there is no kernel {name:?} for {arch:?}; there are: {}", there.join(", "))
     })
 }
 

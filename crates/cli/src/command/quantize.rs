@@ -33,7 +33,7 @@ use super::Verdict;
 use crate::args::{Names, named};
 use crate::calibration::Calibration;
 use crate::files::{is_no_input, writable_model};
-use crate::report::{Output, Table};
+use crate::report::{Output, Table, counted};
 use choice::{Choice, groups};
 
 /// Arguments of `quantize`.
@@ -130,7 +130,7 @@ impl fmt::Display for Report {
             table.row(row.into_iter().take(shown));
         }
         let (quantized, copied) = (self.tensors.len(), self.copied.len());
-        writeln!(f, "{quantized} tensors quantized as {} does, {copied} copied", self.producer)?;
+        writeln!(f, "{} quantized as {} does, {copied} copied", counted(quantized, "tensor"), self.producer)?;
         for Kept { name, why } in &self.kept {
             writeln!(f, "kept in floats: {name}, {why}")?;
         }
@@ -138,7 +138,7 @@ impl fmt::Display for Report {
             writeln!(f, "note: {note}")?;
         }
         if !self.left_out.is_empty() {
-            writeln!(f, "left out, gated MLPs only: {} tensors", self.left_out.len())?;
+            writeln!(f, "left out, gated MLPs only: {}", counted(self.left_out.len(), "tensor"))?;
         }
         write!(f, "{table}written to {}", self.output.display())
     }

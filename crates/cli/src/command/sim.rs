@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use dualgemm::check::{RowSample, bounded_rows};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 
 use super::bench::shape;
 use super::{Verdict, ptx};
-use crate::failure::{Interrupted, Unsupported};
+use crate::failure::Interrupted;
 use crate::report::Output;
 use crate::tolerance::{Statement, Tolerance};
 use crate::{interrupt, simulated};
@@ -301,11 +301,10 @@ fn interrupted(gpu: &Gpu, trap: Option<Trap>) -> Interrupted {
 /// Simulates a launch.
 pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let Some(card) = card_of(&args.arch) else {
-        return Err(Unsupported {
-            what: format!("--arch {}: no card of it is simulated", args.arch),
-            instead: "valid are sm_90a, sm_100a, sm_103a, sm_120a, sm_121a".into(),
-        }
-        .into());
+        bail!(
+            "--arch {}: no card of it is simulated; valid are sm_90a, sm_100a, sm_103a, sm_120a, sm_121a",
+            args.arch
+        );
     };
     let Shape { m, n, k } = args.shape;
     let formats = formats_of(args, card)?;

@@ -136,6 +136,10 @@ impl fmt::Display for Report {
         for explanation in &self.explanations {
             write!(f, "\n  explanation: it would be right if {explanation}")?;
         }
+        // Two files have nothing in common that could be mistaken.
+        if !self.right && self.explanations.is_empty() && !self.matrices.is_empty() {
+            f.write_str("\n  no known mistake explains it; are --layer, --input, --seed and --a-format those of the run?")?;
+        }
         Ok(())
     }
 }

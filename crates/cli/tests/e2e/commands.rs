@@ -267,6 +267,21 @@ fn help_and_version_go_to_stdout() {
 }
 
 #[test]
+fn logs_are_asked_for_by_option_or_variable_and_have_no_colors_in_a_file() {
+    let checkpoint = data("modelopt-nvfp4");
+    let run = |log: Option<&str>, more: &[&str]| {
+        let mut command = dualgemm();
+        command.args(["run", arg(&checkpoint), "--layer", "0", "--m", "1"]).args(more);
+        let assert = command.envs(log.map(|log| ("DUALGEMM_LOG", log))).assert().success();
+        String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
+    };
+    for log in [run(Some("info"), &[]), run(None, &["-v"])] {
+        assert!(log.contains("planned") && !log.contains('\x1b'), "{log:?}");
+    }
+    assert_eq!(run(Some("off"), &["-v"]), "");
+}
+
+#[test]
 fn a_closed_pipe_is_no_failure() {
     let program = assert_cmd::cargo::cargo_bin("dualgemm");
     let mut child = std::process::Command::new(program)
@@ -346,5 +361,5 @@ fn conformance_writes_its_cases_out() {
     }
     let again = dualgemm().args(["conformance", "--write", arg(&cases)]).assert().code(2);
     let line = String::from_utf8_lossy(&again.get_output().stderr).into_owned();
-    assert!(line.contains("exists already; valid are a new or empty directory"), "{line}");
+    assert!(line.contains("already exists; give a new or empty directory"), "{line}");
 }

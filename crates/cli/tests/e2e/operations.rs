@@ -354,7 +354,10 @@ fn arguments_and_routings_that_a_mixture_does_not_take_are_refused() {
     routing(&file, &[0, 1, 3, 0], &[0.5; 4], [2, 2], true);
     moe(&[&given[..], &["--top-k", "1"]].concat(), &["--top-k: is 1; ", "has 2 experts a token"]);
     moe(&["--routing", arg(&this.checkpoint)], &["has no tensor topk_ids"]);
-    this.refused(&["--op", "mlp"], &["name an expert or the shared one"]);
+    this.refused(
+        &["--op", "mlp"],
+        &["no dense MLP: --expert 0 to 3 for one, --shared-expert for the shared one, --op moe for all"],
+    );
     this.refused(
         &["--op", "linear", "--module", "lm_heat"],
         &["lm_heat: there is no such module in", "lm_head"],

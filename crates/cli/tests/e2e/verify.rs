@@ -230,6 +230,19 @@ fn text_names_the_worst_element_with_both_bit_patterns() {
 }
 
 #[test]
+fn another_input_is_asked_about_where_no_mistake_explains_the_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, out) = (data("modelopt-nvfp4"), dir.path().join("c.safetensors"));
+    run_json(&[arg(&checkpoint), "--m", "2", "--seed", "1", "--output", arg(&out)], 0);
+    let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint), "--m", "2"];
+    let output = dualgemm().args(verify).assert().code(1);
+    let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+    for part in [" × its bound ", "no known mistake explains it; are --layer, --input, --seed"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+}
+
+#[test]
 fn reports_say_which_tensor_every_scale_was() {
     let dir = tempfile::tempdir().unwrap();
     let (checkpoint, out) = (data("modelopt-nvfp4"), dir.path().join("c.safetensors"));

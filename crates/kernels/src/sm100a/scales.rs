@@ -38,6 +38,8 @@ impl Fused<'_> {
                     let ring = self.base.at(self.layout.ring.offset);
                     let line = k.offset(ring, stage + own);
                     self.move_lines(k, line, second_half);
+                    // Ordinary stores above; the copy to tensor memory reads through the async proxy, which sees them only
+                    // after this.
                     k.fence_proxy_async_shared();
                 });
                 k.warp_sync();

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::computation::Routed;
 use crate::limits::Limits;
-use crate::report::{Bytes, Time};
+use crate::report::{Bytes, Time, counted};
 use crate::routing::OwnedRouting;
 use crate::scales::{ActivationReport, InputScale, MatrixReport, write_matrices};
 use crate::tolerance::{Statement, Tolerance};
@@ -95,7 +95,12 @@ impl RoutingReport {
 impl fmt::Display for RoutingReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, rows, experts, router_weights, .. } = self;
-        write!(f, "{from}: {rows} rows of {experts} experts, weights on the {router_weights}")
+        write!(
+            f,
+            "{from}: {} of {}, weights on the {router_weights}",
+            counted(*rows, "row"),
+            counted(*experts, "expert")
+        )
     }
 }
 
