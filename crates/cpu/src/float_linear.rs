@@ -228,6 +228,7 @@ impl FloatLinear {
                     isa,
                     way,
                     few,
+                    #[cfg(target_arch = "x86_64")]
                     of_wave: rows.len(),
                     words,
                     stride,
@@ -322,6 +323,7 @@ struct Multiply<'a> {
     way: Way<'a>,
     few: bool,
     /// Rows of the wave.
+    #[cfg(target_arch = "x86_64")]
     of_wave: usize,
     /// A of the wave, and the elements from row to row, where it is written by rows.
     words: &'a [f32],
