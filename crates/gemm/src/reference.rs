@@ -26,8 +26,7 @@ use crate::{AOperand, Epilogue, GateUp};
 /// C for `rows` of A against one pair of weights: `rows.len() · n` values, row-major.
 ///
 /// # Panics
-/// If K of the operands differs, a bias is too short, or `rows` exceeds A;
-/// [`DualGemmDesc::check_operands`](crate::DualGemmDesc::check_operands) tells of the operands beforehand.
+/// If K of the operands differs, a bias is too short, or `rows` exceeds A.
 pub fn reference(
     epilogue: &Epilogue,
     a: &AOperand<'_>,
