@@ -257,16 +257,17 @@ def test_a_second_call_says_that_it_is_the_second(tiny):
         model.save_pretrained(tiny / "again")
 
 
-@pytest.mark.parametrize("change,message", [
-    ({"intermediate_size": 128}, r"layers.0.mlp: the model has gate and up of \[128, 64\] and down of \[64, 128\]; .*\[96, 64\]"),
-    ({"num_key_value_heads": 4}, r"layers.0.self_attn.k_proj: the model has \[64, 64\] without a bias; .* \[32, 64\] without"),
-    ({"attention_bias": True}, r"layers.0.self_attn.q_proj: the model has \[64, 64\] with a bias; .* without a bias"),
+@pytest.mark.parametrize("change,other,message", [
+    ({"intermediate_size": 128}, False, r"layers.0.mlp: the model has gate and up of \[128, 64\] and down of \[64, 128\]; .*\[96, 64\]"),
+    ({"num_key_value_heads": 4}, False, r"num_key_value_heads: the model's is 4, that of .* 2; other_model=True takes"),
+    ({"num_key_value_heads": 4}, True, r"layers.0.self_attn.k_proj: the model has \[64, 64\] without a bias; .* \[32, 64\] without"),
+    ({"attention_bias": True}, False, r"layers.0.self_attn.q_proj: the model has \[64, 64\] with a bias; .* without a bias"),
 ])  # fmt: skip
-def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(tiny, change, message):
+def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(tiny, change, other, message):
     model = transformers.AutoModelForCausalLM.from_config(llama(**change))
     before = [id(m) for m in model.modules()]
     with pytest.raises(dualgemm.OperandError, match=message):
-        nn.patch_model(model, tiny / "q")
+        nn.patch_model(model, tiny / "q", other_model=other)
     assert [id(m) for m in model.modules()] == before
 
 
