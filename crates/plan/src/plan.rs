@@ -140,10 +140,7 @@ impl GpuPlan {
             .iter()
             .flat_map(|(s, kernels)| kernels.iter().map(move |kernel| (s, kernel)))
             .map(|(s, kernel)| {
-                let us = match grouped {
-                    false => s.estimate_us(desc, info, kernel),
-                    true => s.estimate_grouped_us(desc, options.groups, info, kernel),
-                };
+                let us = s.estimate_us(desc, options.groups.max(1), info, kernel);
                 (us.unwrap_or(0.0), s, kernel)
             })
             .min_by(|a, b| a.0.total_cmp(&b.0));

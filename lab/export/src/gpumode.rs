@@ -191,7 +191,7 @@ fn plain_config(shape: Shape, info: &DeviceInfo) -> Result<plain::config::Config
         out: OutFormat::F16,
         ..DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
     };
-    let time = |kernel: &String| plain.estimate_us(&desc, info, kernel).unwrap_or(f64::INFINITY);
+    let time = |kernel: &String| plain.estimate_us(&desc, 1, info, kernel).unwrap_or(f64::INFINITY);
     let kernels = plain.kernels(&desc, info).map_err(refused)?;
     let best = kernels.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_default();
     let config = plain::config::Config::named(&best)

@@ -55,9 +55,10 @@ impl Groups {
     }
 }
 
-/// Tiles of `tokens` rows for `m` rows in groups at most: every group's last one may have one row.
-pub(crate) fn most_tiles(m: usize, tokens: usize, groups: usize) -> usize {
-    m.min(m / tokens + groups)
+/// Tiles of `tokens` rows for `m` rows, in so many groups at most: every group's last one may have one row.
+pub(crate) fn most_tiles(m: usize, tokens: u32, groups: Option<usize>) -> usize {
+    let tokens = tokens as usize;
+    groups.map_or(m.div_ceil(tokens), |groups| m.min(m / tokens + groups))
 }
 
 /// Groups that a lane looks at, all of them asked for at once: 256 in a warp, so that hundreds of experts cost one way to

@@ -9,6 +9,7 @@ use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 
 pub use super::format::{ATOM_BYTES, ATOM_ROWS, Format, Formats, STEP_K, StagedOperand};
 use super::format::{ATOM_LINES, LINES_BYTES, atom_k};
+use super::groups::most_tiles;
 use super::rows::{Output, Variant};
 use super::tiles::GroupArgs;
 use crate::Error;
@@ -193,14 +194,9 @@ impl FusedArgs {
         (self.a.rows, self.a.k)
     }
 
-    /// How many groups there are at most that a tile is counted for.
-    pub(crate) fn group_count(&self) -> usize {
-        self.groups.map_or(1, |groups| groups.count)
-    }
-
-    /// Tiles of `tokens` at most, with so many along the features: each group's last one may be a part of one.
+    /// Tiles of `tokens` at most, with so many along the features.
     pub(crate) fn tiles(&self, tokens: u32, feature_tiles: usize) -> usize {
-        (self.a.rows / tokens as usize + self.group_count()) * feature_tiles
+        most_tiles(self.a.rows, tokens, self.groups.map(|groups| groups.count)) * feature_tiles
     }
 
     /// Refuses operands that do not belong together, for a kernel of `n` features and these formats.
@@ -234,7 +230,7 @@ impl FusedArgs {
                 format!("[M, K] of at least one row, K a multiple of {block}"),
             );
         }
-        let rows = n * self.group_count();
+        let rows = n * self.groups.map_or(1, |groups| groups.count);
         for (tensor, weight) in [("gate", &self.gate), ("up", &self.up)] {
             if (weight.rows, weight.k) != (rows, k) {
                 let found = format!("[{}, {}]", weight.rows, weight.k);

@@ -8,7 +8,7 @@ use crate::error::one_of;
 use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
 use crate::parts::groups::most_tiles;
 use crate::parts::staged::stage_over;
-use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_ROWS};
+use crate::sm90a::pack::{CHUNK_BYTES, chunk_features};
 
 /// A tile and its pipeline.
 ///
@@ -104,9 +104,7 @@ impl Config {
     /// CTAs for `m` tokens, in up to `groups` groups, and `n` features: token tiles run fastest, so that CTAs that run together read the same
     /// weights.
     pub fn grid(&self, (m, n): (usize, usize), groups: Option<usize>, linear: bool) -> [u32; 3] {
-        let tokens = self.tokens as usize;
-        let tiles = groups.map_or(m.div_ceil(tokens), |groups| most_tiles(m, tokens, groups));
-        [tiles as u32, n.div_ceil(self.features(linear) as usize) as u32, 1]
+        [most_tiles(m, self.tokens, groups) as u32, n.div_ceil(self.features(linear) as usize) as u32, 1]
     }
 
     /// A name that tells configurations apart.
@@ -114,9 +112,4 @@ impl Config {
         let Self { chunks, row_warps, token_warps, tokens, stages } = self;
         format!("sm80_fused_{}x{tokens}_w{row_warps}x{token_warps}_s{stages}", chunks * 64)
     }
-}
-
-/// Features of a chunk of the pack: each with a row of gate and one of up, or of a linear layer a row each.
-pub(super) fn chunk_features(linear: bool) -> u32 {
-    (if linear { CHUNK_ROWS } else { CHUNK_FEATURES }) as u32
 }

@@ -16,7 +16,7 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, Layout, chunk_features};
+use super::config::{Config, Layout};
 use crate::Error;
 use crate::generic::fragments::decode_step;
 use crate::generic::{module, take_turn};
@@ -24,7 +24,7 @@ use crate::parts::epilogue::Factors;
 use crate::parts::groups::GroupRows;
 use crate::parts::rows::{self, Rows};
 use crate::parts::staged::Staged;
-use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES};
+use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES, chunk_features};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";

@@ -46,6 +46,11 @@ pub const SCALE_BYTES: usize = 256;
 /// Features of a chunk of one matrix.
 pub const CHUNK_ROWS: usize = 2 * CHUNK_FEATURES;
 
+/// Features of a chunk: each with a row of gate and one of up, or, of one matrix, a row each.
+pub(crate) const fn chunk_features(one_matrix: bool) -> u32 {
+    (if one_matrix { CHUNK_ROWS } else { CHUNK_FEATURES }) as u32
+}
+
 /// Packed weights, ready to be copied to a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pack {

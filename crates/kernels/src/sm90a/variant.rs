@@ -5,7 +5,7 @@ use dualgemm_gemm::Program;
 use dualgemm_ptx::builder::HalfFormat;
 
 use super::config::Config;
-use super::pack::{CHUNK_FEATURES, CHUNK_K};
+use super::pack::{CHUNK_K, chunk_features};
 use crate::Error;
 use crate::parts::rows;
 pub use crate::parts::rows::Out;
@@ -126,7 +126,7 @@ impl Variant {
 
     /// Features of a chunk of the pack.
     pub(super) fn chunk_features(&self) -> u32 {
-        CHUNK_FEATURES as u32 * self.products.features_per_thread()
+        chunk_features(self.products != Products::Both)
     }
 
     /// Checks what does not go together.

@@ -7,7 +7,7 @@ use crate::Error;
 use crate::error::one_of;
 use crate::limits::{Rules, SHARED_DATACENTER, Valid};
 use crate::parts::groups::most_tiles;
-use crate::sm90a::pack::CHUNK_BYTES;
+use crate::sm90a::pack::{CHUNK_BYTES, chunk_features};
 
 /// What refuses a configuration or operands.
 pub(super) const RULES: Rules = Rules("sm90a warpwise");
@@ -166,12 +166,7 @@ impl Config {
     /// CTAs for `m` tokens, in up to `groups` groups, and `n` features.
     pub(super) fn grid(&self, (m, n): (usize, usize), groups: Option<usize>, linear: bool) -> [u32; 3] {
         let ctas = n.div_ceil((self.halves * half_features(linear)) as usize) as u32;
-        let tokens = self.tokens as usize;
-        let tiles = match groups {
-            None => m.div_ceil(tokens),
-            Some(groups) => most_tiles(m, tokens, groups),
-        };
-        [ctas, tiles as u32, 1]
+        [ctas, most_tiles(m, self.tokens, groups) as u32, 1]
     }
 
     /// A name that tells configurations apart.
@@ -183,5 +178,5 @@ impl Config {
 
 /// Features of half a chunk.
 pub(super) fn half_features(linear: bool) -> u32 {
-    if linear { 2 * HALF_PAIRS } else { HALF_PAIRS }
+    chunk_features(linear) / 2
 }

@@ -58,7 +58,7 @@ impl Strategy for Fp8 {
         })
     }
 
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+    fn estimate_us(&self, desc: &DualGemmDesc, _: usize, info: &DeviceInfo, kernel: &str) -> Option<f64> {
         Some(model::fp8_us(desc, info, &Config::named(kernel).ok()?))
     }
 

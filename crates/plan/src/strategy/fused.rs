@@ -4,7 +4,6 @@
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_gemm::{DualGemmDesc, Operation};
 use dualgemm_kernels::parts::rows;
-use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::variant::{Out, Products, Scheduler, Variant};
@@ -187,17 +186,16 @@ impl Strategy for Fused {
         if names.is_empty() { self.nothing_fits(desc, &variant) } else { Ok(names) }
     }
 
-    fn estimate_grouped_us(
+    fn estimate_us(
         &self,
         desc: &DualGemmDesc,
         groups: usize,
         info: &DeviceInfo,
         kernel: &str,
     ) -> Option<f64> {
-        Some(model::grouped_us(desc, groups, info, &Config::named(kernel).ok()?, self.scheduler))
-    }
-
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+        if groups > 1 {
+            return Some(model::grouped_us(desc, groups, info, &Config::named(kernel).ok()?, self.scheduler));
+        }
         let (config, rest) = Self::configs(kernel).ok()?;
         let Some(rest) = rest else {
             return Some(model::fused_us(desc, info, &config, self.scheduler));
@@ -260,21 +258,14 @@ impl Kernels for Ready {
         let &DualGemmDesc { n, k, op, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
-        let (pack, groups) = match weights {
-            Weights::One(weights) => (weights.packed(op)?, None),
-            Weights::Groups(experts, rows, _) => {
-                let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
-                (experts.packed(op)?, Some(groups))
-            }
-        };
         let c = Destination::of(call, &self.desc)?;
         let to = self.requantize.as_ref().map_or(c, Requantize::product);
         let output = weights.output(&to, &epilogue, a.scale, a.device_scale)?;
         let args = FusedArgs {
             lda: a.pitch / 2,
-            groups,
+            groups: weights.group_args(),
             workspace: self.workspace.as_ref().map_or(DevicePtr::NULL, Buffer::ptr),
-            ..FusedArgs::new(a.values, pack, output, (call.m, n, k))
+            ..FusedArgs::new(a.values, weights.packed(op)?, output, (call.m, n, k))
         };
         self.kernels(weights)?.specs(&args, self.gpu.info(), &mut specs)?;
         if let Some(requantize) = &self.requantize {

@@ -49,7 +49,7 @@ impl Strategy for FusedEpilogue {
         Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
     }
 
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+    fn estimate_us(&self, desc: &DualGemmDesc, _: usize, info: &DeviceInfo, kernel: &str) -> Option<f64> {
         Some(model::apart_us(desc, info, &Config::named(kernel).ok()?))
     }
 

@@ -5,9 +5,10 @@ use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
 use dualgemm_device::{DevicePtr, LaunchSpec, Stream};
-use dualgemm_gemm::{DualGemmDesc, Epilogue, OutFormat, OutScale, QuantizeA};
+use dualgemm_gemm::{DualGemmDesc, Epilogue, Operation, OutFormat, OutScale, QuantizeA};
 use dualgemm_kernels::parts::groups::Groups;
 use dualgemm_kernels::parts::rows::{Out, Output, Variant};
+use dualgemm_kernels::parts::tiles::GroupArgs;
 
 use super::{Prepared, one_group};
 use crate::launches::Launches;
@@ -34,9 +35,27 @@ impl<'a> Weights<'a> {
 
     /// The rows of groups, if there are such.
     pub(super) fn groups(self) -> Option<Groups> {
+        self.group_args().map(|GroupArgs { count, rows, .. }| Groups { count, rows })
+    }
+
+    /// The same with what each group's sums are multiplied by.
+    pub(super) fn group_args(self) -> Option<GroupArgs> {
         match self {
             Self::One(_) => None,
-            Self::Groups(experts, rows, _) => Some(Groups { count: experts.count(), rows }),
+            Self::Groups(experts, rows, _) => {
+                Some(GroupArgs { count: experts.count(), rows, alphas: experts.alphas() })
+            }
+        }
+    }
+
+    /// The packs for an operation, those of groups behind each other.
+    ///
+    /// # Errors
+    /// If they are in another order.
+    pub(super) fn packed(self, op: Operation) -> Result<DevicePtr, Error> {
+        match self {
+            Self::One(weights) => weights.packed(op),
+            Self::Groups(experts, ..) => experts.packed(op),
         }
     }
 

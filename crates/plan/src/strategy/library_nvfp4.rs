@@ -65,7 +65,7 @@ impl Strategy for LibraryNvfp4 {
         Ok(vec!["cublaslt".into()])
     }
 
-    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
+    fn estimate_us(&self, _: &DualGemmDesc, _: usize, _: &DeviceInfo, _: &str) -> Option<f64> {
         None
     }
 

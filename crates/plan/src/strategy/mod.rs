@@ -110,8 +110,10 @@ pub trait Strategy: Debug + Sync {
     /// If it cannot take the problem, or not on this kind of device: the reason.
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error>;
 
-    /// What the cost model expects of a kernel, µs; none where it does not model it.
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64>;
+    /// What the cost model expects of a kernel, µs, for rows in about `groups` groups, 1 if in one; none where it does not
+    /// model it.
+    fn estimate_us(&self, desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, kernel: &str)
+    -> Option<f64>;
 
     /// As [`kernels`](Self::kernels), those that take rows in about `groups` groups, each with weights of its own, at
     /// once.
@@ -127,18 +129,6 @@ pub trait Strategy: Debug + Sync {
         let _ = (desc, info);
         let reason = format!("{groups} groups of rows; it takes one pair of weights a call");
         Err(Error::Unsupported { strategy: self.name(), reason })
-    }
-
-    /// As [`estimate_us`](Self::estimate_us), for rows in groups.
-    fn estimate_grouped_us(
-        &self,
-        desc: &DualGemmDesc,
-        groups: usize,
-        info: &DeviceInfo,
-        kernel: &str,
-    ) -> Option<f64> {
-        let _ = (desc, groups, info, kernel);
-        None
     }
 
     /// Loads kernels and takes memory.

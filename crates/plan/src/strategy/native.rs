@@ -9,7 +9,6 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation};
 use dualgemm_kernels::parts::operand::{Formats, FusedArgs};
 use dualgemm_kernels::parts::rows::Variant;
-use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::{sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 
@@ -126,12 +125,8 @@ impl Strategy for Native {
         Ok(family.kernels(desc, formats, true))
     }
 
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
-        self.estimate_grouped_us(desc, 1, info, kernel)
-    }
-
     /// Groups of `rows` rows with weights of their own are to tiles and memory what so many times the features would be.
-    fn estimate_grouped_us(
+    fn estimate_us(
         &self,
         desc: &DualGemmDesc,
         groups: usize,
@@ -245,19 +240,22 @@ impl Kernels for Ready {
 
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let kernel = self.kernel(weights)?;
-        let ([gate, up], groups) = match weights {
-            Weights::One(weights) => (weights.atoms(self.desc.op)?, None),
-            Weights::Groups(experts, rows, _) => {
-                let (count, alphas) = (experts.count(), experts.alphas());
-                (experts.atoms(self.desc.op)?, Some(GroupArgs { count, rows, alphas }))
-            }
+        let [gate, up] = match weights {
+            Weights::One(weights) => weights.atoms(self.desc.op)?,
+            Weights::Groups(experts, ..) => experts.atoms(self.desc.op)?,
         };
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let to = Destination::of(call, &self.desc)?;
         let product = self.requantize.as_ref().map_or(to, Requantize::product);
         let output = weights.output(&product, &self.desc.epilogue, a.scale, a.device_scale)?;
-        specs.push(kernel.spec(&FusedArgs { a: a.operand, gate, up, output, groups })?);
+        specs.push(kernel.spec(&FusedArgs {
+            a: a.operand,
+            gate,
+            up,
+            output,
+            groups: weights.group_args(),
+        })?);
         if let Some(requantize) = &self.requantize {
             requantize.specs(call.m, &to, &mut specs)?;
         }

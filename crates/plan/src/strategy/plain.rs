@@ -52,7 +52,7 @@ impl Strategy for Plain {
         })
     }
 
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+    fn estimate_us(&self, desc: &DualGemmDesc, _: usize, info: &DeviceInfo, kernel: &str) -> Option<f64> {
         let config = Config::named(kernel).ok()?;
         Some(model::plain_us(desc, info, &config))
     }

@@ -4,7 +4,6 @@
 use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_gemm::{DualGemmDesc, Operation};
 use dualgemm_kernels::parts::rows::{self, Output};
-use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm80::config::Config;
 use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused as Kernel, FusedArgs};
@@ -68,11 +67,7 @@ impl Strategy for Portable {
         self.kernels(desc, info)
     }
 
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
-        self.estimate_grouped_us(desc, 1, info, kernel)
-    }
-
-    fn estimate_grouped_us(
+    fn estimate_us(
         &self,
         desc: &DualGemmDesc,
         groups: usize,
@@ -116,13 +111,7 @@ impl Product for PortableProduct {
         weights: Weights<'_>,
         output: Output,
     ) -> Result<LaunchSpec, Error> {
-        let (weights, groups) = match weights {
-            Weights::One(weights) => (weights.packed(self.op)?, None),
-            Weights::Groups(experts, rows, _) => {
-                let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
-                (experts.packed(self.op)?, Some(groups))
-            }
-        };
+        let (weights, groups) = (weights.packed(self.op)?, weights.group_args());
         Ok(kernel.spec(&FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, groups, output })?)
     }
 }

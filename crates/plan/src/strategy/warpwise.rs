@@ -5,7 +5,6 @@
 use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, QuantizeA};
 use dualgemm_kernels::parts::rows;
-use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_kernels::warpwise::fused::{A, Variant};
 use dualgemm_kernels::warpwise::host::{Fused as Kernel, FusedArgs};
@@ -110,11 +109,7 @@ impl Strategy for Warpwise {
         Ok(of_tokens((2 * desc.m).div_ceil(groups).next_power_of_two().max(2)))
     }
 
-    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
-        Some(model::warpwise_us(desc, 1, info, &Config::named(kernel).ok()?))
-    }
-
-    fn estimate_grouped_us(
+    fn estimate_us(
         &self,
         desc: &DualGemmDesc,
         groups: usize,
@@ -182,13 +177,8 @@ impl Kernels for Ready {
         };
         let to = Destination::of(call, &self.desc)?;
         let output = weights.output(&to, &epilogue, a_scale, DevicePtr::NULL)?;
-        let (weights, groups, settled) = match weights {
-            Weights::One(weights) => (weights.packed(op)?, None, false),
-            Weights::Groups(experts, rows, settled) => {
-                let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
-                (experts.packed(op)?, Some(groups), settled)
-            }
-        };
+        let settled = matches!(weights, Weights::Groups(_, _, true));
+        let (weights, groups) = (weights.packed(op)?, weights.group_args());
         let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, groups, settled, output };
         specs.push(kernel.spec(&args)?);
         Ok(specs)
