@@ -170,7 +170,7 @@ def check_same_model(model, checkpoint):
 
 
 def placed(model, devices):
-    """``devices`` by name, each of which the model has and torch, too."""
+    """``devices`` by name; the model has each name, and torch each device."""
     if not isinstance(devices, collections.abc.Mapping):
         raise TypeError(f'devices is a {type(devices).__name__}; a dictionary is needed, such as {{"": "cuda"}}')
     # transformers' maps name parameters, too.
@@ -480,7 +480,7 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
     keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute. On the
     processor, linear layers and blocks of experts whose weights stay in 16 bits become :class:`FloatLinear` and
     :class:`FloatExperts`, with the same parameters, and transformers' attention by torch is :func:`attend`, the same but faster
-    for one token. A checkpoint whose config.json has another ``model_type`` or ``hidden_size`` is refused, unless
+    for one token. A checkpoint whose config.json has another ``model_type``, ``hidden_size`` or other heads is refused, unless
     ``other_model`` is true.
     """
     if is_compiled(model):

@@ -25,9 +25,14 @@ FAMILIES = {"llama": False, "mistral": False, "qwen2": False, "qwen3": True}
 ARGUMENTS = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "position_embeddings"}
 
 
+def _own_class(layer):
+    """The class that a layer has in transformers."""
+    return type(layer).__mro__[2] if isinstance(layer, OneCall) else type(layer)
+
+
 def family(layer):
     """The family of a layer that is exactly one of those known, else None."""
-    base = type(layer).__mro__[2] if isinstance(layer, OneCall) else type(layer)
+    base = _own_class(layer)
     for name in FAMILIES:
         if base.__module__ == f"transformers.models.{name}.modeling_{name}" and base.__name__.endswith("DecoderLayer"):
             return name
@@ -64,12 +69,12 @@ class OneCall:
 
     def __reduce_ex__(self, protocol):
         # Its class is made where it is needed, and its base has the name.
-        return _new_layer, (type(self).__mro__[2],), self.__dict__
+        return _new_layer, (_own_class(self),), self.__dict__
 
 
 def _functions(layer, classes):
     """What transformers computes a layer by, beside the functions of torch."""
-    base = type(layer).__mro__[2] if isinstance(layer, OneCall) else type(layer)
+    base = _own_class(layer)
     modeling, kinds = sys.modules[base.__module__], sys.modules["transformers.cache_utils"]
     theirs = [cls.forward for cls in classes if not cls.__module__.startswith("dualgemm.")]
     updates = kinds.DynamicCache.update, kinds.DynamicLayer.update

@@ -120,14 +120,15 @@ class FloatExperts(torch.nn.Module):
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         x, both, down = hidden_states, self.gate_up_proj, self.down_proj
-        biases = [b for b in (getattr(self, f"{part}_bias", None) for part in ("gate_up_proj", "down_proj")) if b is not None]
+        biases = {part: getattr(self, f"{part}_bias", None) for part in ("gate_up_proj", "down_proj")}
+        operands = (x, both, down, top_k_weights, *biases.values())
         ours = both.dtype in HALVES and both.is_cpu and x.is_cpu and x.dtype == both.dtype == down.dtype
-        followed = any(is_followed(torch, t) for t in (x, both, down, top_k_weights, *biases))
+        followed = any(is_followed(torch, t) for t in operands if t is not None)
         if not ours or followed or implemented_elsewhere(self):
             return super().forward(hidden_states, top_k_index, top_k_weights)
 
         def product(x, part, expert):
-            w, bias = getattr(self, part)[expert].detach(), getattr(self, f"{part}_bias", None)
+            w, bias = getattr(self, part)[expert].detach(), biases[part]
             bias = None if bias is None else bias[expert].detach()
             return floats(x, _dualgemm.FloatLinear(w, bias), None, None, ())
 
