@@ -29,7 +29,7 @@ const SMALL: usize = 1 << 18;
 /// Sums of some queries.
 type Sums<const COUNT: usize> = [[f32; LayerDesc::MAX_HEAD_DIM]; COUNT];
 
-/// The keys and values of all heads, `[heads, room, head_dim]` of which the first `len` tokens count.
+/// The keys and values of all heads, `[heads, room, head_dim]`; the first `len` tokens count.
 #[derive(Debug)]
 pub(super) struct Cached<'a, T> {
     pub(super) keys: &'a [T],

@@ -207,7 +207,7 @@ impl Work for Prepare<'_> {
 }
 
 impl Block {
-    /// Turns the scales of a chunk's rows, none of which is 0, into integers if all are multiples of [`INTEGER_UNIT`]: every e4m3 scale
+    /// Turns the scales of a chunk's rows, all other than 0, into integers if all are multiples of [`INTEGER_UNIT`]: every e4m3 scale
     /// from 1/8 on is.
     #[inline(always)]
     fn scales_to_integers(blocks: &mut [Self]) {
