@@ -87,11 +87,6 @@ impl Field {
             _ => 1,
         }
     }
-
-    /// Whether the instruction names a dimension.
-    pub const fn per_dimension(self) -> bool {
-        self.values() > 1
-    }
 }
 
 /// Sets one field of a record as `tensormap.replace` does. The record may be incomplete: it is checked when a

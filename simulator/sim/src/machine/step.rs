@@ -6,8 +6,7 @@ use super::engine::Agent;
 use super::regs::BadReg;
 use super::warp::{Group, ScopeKind, Wait, Warp};
 use crate::check::undefined::{Origin, Source};
-use crate::decode::Op;
-use crate::exec::{self, Cx};
+use crate::exec::{self, Cx, Op, OpKind};
 use crate::program::{Reg, Src};
 use crate::trap::{Check, Fault, Trap, TrapParty};
 
@@ -32,6 +31,26 @@ pub enum Flow {
     Exit,
     /// Executes this instruction again later.
     Wait(Wait),
+}
+
+/// What becomes of an instruction that has failed, has read undefined bits, or is one too many.
+#[cold]
+fn judge(op: &Op, result: exec::Result, cx: &mut Cx<'_, '_>, unsure: u32) -> exec::Result {
+    let flow = match (result, cx.w.regs.bad.take()) {
+        // Compilers compute with undefined values where the result does not matter.
+        (Ok(flow), Some(BadReg::Unwritten(..))) if matches!(op.kind, OpKind::Computes(_)) => {
+            exec::undefined::settle(op, cx, unsure)?;
+            flow
+        }
+        // An undefined operand is the cause of whatever else went wrong.
+        (_, Some(bad)) => return Err(cx.cl.bad_register(bad, cx.w, cx.pc)),
+        (result, None) => result?,
+    };
+    let limit = cx.cl.launch.config.max_instructions;
+    if cx.w.executed > limit {
+        return Err(Fault::new(Check::Limit, format!("the warp has executed {limit} instructions")));
+    }
+    Ok(flow)
 }
 
 impl<'a> Cluster<'a> {
@@ -100,34 +119,21 @@ impl<'a> Cluster<'a> {
                 let p = w.regs.pred(Src::Reg(Reg::Pred(p)), m);
                 m &= if negated { !p } else { p };
                 unsure = w.regs.undefined_lanes();
-                if unsure != 0 && inst.op.only_computes() {
+                if unsure != 0 && matches!(inst.op.kind, OpKind::Computes(_)) {
                     m |= unsure;
                 }
             }
-            let flow = if m == 0 && !matches!(inst.op, Op::Branch(_)) {
-                Ok(Flow::Next)
-            } else {
-                exec::execute(&inst.op, &mut Cx { cl: self, w, g, cta, m, pc, together: None })
+            let result = match m {
+                0 => Ok(Flow::Next),
+                _ => inst.op.run(&mut Cx { cl: self, w, g, cta, m, pc, together: None }),
             };
-            let flow = match (flow, w.regs.bad.take()) {
-                (flow, None) => flow,
-                // Compilers compute with undefined values where the result does not matter.
-                (Ok(flow), Some(BadReg::Unwritten(..))) if inst.op.only_computes() => {
-                    let mut cx = Cx { cl: self, w, g, cta, m, pc, together: None };
-                    exec::undefined::settle(&inst.op, &mut cx, unsure).map(|()| flow)
+            let flow = match result {
+                Ok(flow) if w.regs.bad.is_none() && w.executed <= limit => flow,
+                result => {
+                    let cx = &mut Cx { cl: self, w, g, cta, m, pc, together: None };
+                    judge(&inst.op, result, cx, unsure)
+                        .map_err(|fault| Box::new(self.trap(fault, Some((cta, w, Some(g))), None, false)))?
                 }
-                // An undefined operand is the cause of whatever else went wrong.
-                (_, Some(bad)) => Err(self.bad_register(bad, w, pc)),
-            };
-            let flow = match flow {
-                Ok(_) if w.executed > limit => {
-                    Err(Fault::new(Check::Limit, format!("the warp has executed {limit} instructions")))
-                }
-                flow => flow,
-            };
-            let flow = match flow {
-                Ok(flow) => flow,
-                Err(fault) => return Err(Box::new(self.trap(fault, Some((cta, w, Some(g))), None, false))),
             };
             let stop = matches!(flow, Flow::Yield | Flow::Wait(_));
             // In place where no lanes part: a group is too large to move for every instruction.
@@ -138,7 +144,6 @@ impl<'a> Cluster<'a> {
                 }
                 Flow::Next | Flow::Yield => g.pc = pc + 1,
                 Flow::Branch(target) if m == g.mask => g.pc = target,
-                Flow::Branch(_) if m == 0 => g.pc = pc + 1,
                 flow => *slot = slot.take().and_then(|g| self.depart(cta, w, g, m, flow)),
             }
             if let Some(g) = slot {
