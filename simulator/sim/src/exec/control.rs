@@ -68,11 +68,10 @@ fn indexed(i: &mut Ins<'_>) -> Decoded {
         let first = index[cx.first_lane() as usize];
         match targets.get(first as usize) {
             Some(target) => Ok(Flow::Some(alike(cx.m, &index, first), *target)),
-            None => Err(Fault::new(
-                Check::Bounds,
-                format!("brx.idx with index {first}: there are {} targets", targets.len()),
-            )
-            .lane(cx.first_lane())),
+            None => {
+                Err(fault!(Check::Bounds, "brx.idx with index {first}: there are {} targets", targets.len())
+                    .lane(cx.first_lane()))
+            }
         }
     }))
 }
@@ -148,7 +147,7 @@ fn call(i: &mut Ins<'_>) -> Decoded {
                 let lane = cx.first_lane();
                 let pointer = param(cx, lane as usize, &args, 0)?;
                 let text = string(cx, pointer, lane as usize)?;
-                Err(Fault::new(Check::Explicit, format!("assertion failed: {text}")).lane(lane))
+                Err(fault!(Check::Explicit, "assertion failed: {text}").lane(lane))
             })),
             _ => i.error(format!(
                 "`{name}` is not in the module; the simulator provides vprintf and __assertfail"
@@ -169,8 +168,9 @@ fn indirect(cx: &mut Cx<'_, '_>, target: Src, args: &[u32]) -> Result {
         return Ok(Flow::Part(alike));
     }
     let Some(callee) = cx.cl.launch.kernel.callees.iter().position(|c| c.address == pointer) else {
-        let text = format!("a call of {pointer:#x}, which is no function of the module");
-        return Err(Fault::new(Check::Bounds, text).lane(first));
+        return Err(
+            fault!(Check::Bounds, "a call of {pointer:#x}, which is no function of the module").lane(first)
+        );
     };
     if cx.w.is_inside(cx.g.scope, callee as u32) {
         let text = "a function calls itself by a pointer: the simulator runs no recursion";

@@ -195,8 +195,9 @@ fn map(i: &mut Ins<'_>) -> Decoded {
         let (a, rank) = (cx.w.regs.r64(a, m), cx.w.regs.r32(rank, m));
         let size = cx.cl.ctas.len() as u32;
         if let Some(l) = lanes(m).find(|&l| rank[l] >= size) {
-            let text = format!("mapa to rank {} of a cluster of {size} CTAs", rank[l]);
-            return Err(Fault::new(Check::Bounds, text).lane(l as u32));
+            return Err(
+                fault!(Check::Bounds, "mapa to rank {} of a cluster of {size} CTAs", rank[l]).lane(l as u32)
+            );
         }
         let low = (1 << RANK_SHIFT) - 1;
         let base = if generic { SHARED_WINDOW } else { 0 };

@@ -194,18 +194,11 @@ impl Barrier {
             let name = |c: Option<u32>| c.map_or("all threads".to_string(), |c| format!("{c} threads"));
             let (theirs, ours) = (name(b.expected), name(count));
             let first = b.first_pc;
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Barrier,
-                format!(
-                    "barrier {id} is for {ours} here, but an earlier arrival of this round said {theirs}"
-                ),
+                "barrier {id} is for {ours} here, but an earlier arrival of this round said {theirs}"
             )
-            .party(Party {
-                role: "first arrival".into(),
-                pc: Some(first),
-                cta: None,
-                warp: None,
-            }));
+            .party(Party::new("first arrival", first)));
         }
         b.arrived += mine;
         b.votes += votes;

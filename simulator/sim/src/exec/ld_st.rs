@@ -253,9 +253,9 @@ fn same_address(cx: &Cx<'_, '_>, a: &Addr, addresses: &[u64; 32], bytes: &Bytes,
         let (x, y) = (p[0], p[1]);
         let local = matches!(place(a.space, addresses[x]), Place::Local(_));
         if addresses[x] == addresses[y] && of(x) != of(y) && !local {
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Race,
-                format!("lanes {x} and {y} store different values to one address in one instruction"),
+                "lanes {x} and {y} store different values to one address in one instruction"
             )
             .lane(y as u32)
             .at(place(a.space, addresses[x])));

@@ -86,10 +86,7 @@ impl Cluster<'_> {
         let (race, strict) = (self.launch.config.checks.race, self.launch.config.checks.strict);
         let rounds = self.barrier.generation;
         let Some(cta) = self.ctas.get_mut(rank as usize) else {
-            return Err(Fault::new(
-                Check::Bounds,
-                format!("an mbarrier of rank {rank} in a cluster of {size}"),
-            ));
+            return Err(fault!(Check::Bounds, "an mbarrier of rank {rank} in a cluster of {size}"));
         };
         let id = cta.id;
         match cta.mbarriers.get_mut(&offset) {
@@ -105,22 +102,18 @@ impl Cluster<'_> {
                     && !user.knows(rank, b.init)
                     && (strict || b.announced.is_none_or(|round| round >= rounds)) =>
             {
-                let party =
-                    Party { role: "mbarrier.init".into(), pc: Some(b.init_pc), cta: Some(id), warp: None };
                 Err(Fault::new(Check::Race, "use of an mbarrier is not ordered after its initialization")
                     .at(at())
-                    .party(party)
+                    .party(Party::new("mbarrier.init", b.init_pc).of((id, None)))
                     .help("synchronize after mbarrier.init: a CTA barrier, or fence.mbarrier_init and a cluster barrier"))
             }
             Some(b) if race && strict && user.asynchronous && !user.fenced(rank, b.init) => {
-                let party =
-                    Party { role: "mbarrier.init".into(), pc: Some(b.init_pc), cta: Some(id), warp: None };
                 Err(Fault::new(
                     Check::Proxy,
                     "the async proxy uses an mbarrier whose initialization was not fenced",
                 )
                 .at(at())
-                .party(party)
+                .party(Party::new("mbarrier.init", b.init_pc).of((id, None)))
                 .help("execute fence.mbarrier_init.release.cluster after mbarrier.init, in the same thread"))
             }
             Some(b) => Ok(b),
@@ -261,16 +254,16 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result<()> {
         if let Some(old) = cx.cl.ctas[rank as usize].mbarriers.get(&offset) {
             let pc = old.init_pc;
             let state = old.state;
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Mbarrier,
-                format!(
-                    "mbarrier.init over a live mbarrier: phase {}, {} of {} arrivals pending",
-                    state.phase, state.pending, state.expected
-                ),
+                "mbarrier.init over a live mbarrier: phase {}, {} of {} arrivals pending",
+                state.phase,
+                state.pending,
+                state.expected
             )
             .lane(l as u32)
             .at(cx.cl.launch.describe_shared(rank, offset))
-            .party(Party { role: "mbarrier.init".into(), pc: Some(pc), cta: None, warp: None })
+            .party(Party::new("mbarrier.init", pc))
             .help("mbarrier.inval first"));
         }
         let state = Mbarrier::init(counts[l]).map_err(|f| f.lane(l as u32))?;
@@ -298,12 +291,11 @@ fn invalidate(cx: &mut Cx<'_, '_>, a: &Addr) -> Result<()> {
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         let open = b.uses.iter().find(|used| race && !user.follows(used.by, used.lanes)).copied();
         if let Some(Use { by: (actor, _), pc, .. }) = open {
-            let (cta, warp) = cx.cl.places.of(actor);
             let text = "mbarrier.inval is not ordered after another thread's use of the mbarrier";
             return Err(Fault::new(Check::Mbarrier, text)
                 .lane(l as u32)
                 .at(cx.cl.launch.describe_shared(rank, offset))
-                .party(Party { role: "use".into(), pc: Some(pc), cta: Some(cta), warp })
+                .party(Party::new("use", pc).of(cx.cl.places.of(actor)))
                 .help("synchronize first with all that use it: another may not have seen its phase end"));
         }
         cx.cl.ctas[rank as usize].mbarriers.remove(&offset);

@@ -9,6 +9,7 @@ pub mod convert;
 pub mod copy;
 pub mod fence;
 pub mod float;
+pub mod in_flight;
 pub mod ld_st;
 pub mod mbarrier;
 pub mod mma;
@@ -34,7 +35,7 @@ use crate::machine::step::Flow;
 use crate::machine::warp::{Group, GroupKind, Wait, Warp};
 use crate::memory::{Place, Space, place};
 use crate::program::{Dst, Reg, Src};
-use crate::trap::{Check, Fault, Party};
+use crate::trap::{Check, Fault, Party, fault};
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
 use std::fmt;
@@ -178,7 +179,7 @@ impl Cx<'_, '_> {
                 Check::Barrier,
                 "an .aligned instruction after lanes of the warp have taken different branches",
             )
-            .party(Party { role: "branch".into(), pc: Some(pc), cta: None, warp: None })
+            .party(Party::new("branch", pc))
             .help("execute bar.warp.sync first: lanes need not run together again where branches meet")),
             _ => Ok(flow),
         }
@@ -191,12 +192,10 @@ impl Cx<'_, '_> {
         let value = v[first.min(31)];
         match lanes(self.m).find(|&l| v[l] != value) {
             None => Ok(value),
-            Some(l) => Err(Fault::new(
+            Some(l) => Err(fault!(
                 Check::Illegal,
-                format!(
-                    "{what} must be the same in all lanes: {value:#x} in lane {first}, {:#x} in lane {l}",
-                    v[l]
-                ),
+                "{what} must be the same in all lanes: {value:#x} in lane {first}, {:#x} in lane {l}",
+                v[l]
             )),
         }
     }

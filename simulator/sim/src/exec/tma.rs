@@ -136,8 +136,12 @@ fn operands(cx: &mut Cx<'_, '_>, part: &Part) -> Result<Vec<(usize, Transfer)>> 
         let tensor = tensor_map::decode(&bytes).map_err(|f| f.lane(l as u32).at(at))?;
         let dimensions = if matches!(mode, Mode::Rows) { 2 } else { coordinates.len() };
         if tensor.rank != dimensions {
-            let text = format!("a {dimensions}-dimensional copy with a map of {} dimensions", tensor.rank);
-            return Err(Fault::new(Check::Illegal, text).lane(l as u32));
+            return Err(fault!(
+                Check::Illegal,
+                "a {dimensions}-dimensional copy with a map of {} dimensions",
+                tensor.rank
+            )
+            .lane(l as u32));
         }
         let mode = match mode {
             Mode::Tile => Moved::Tile,
@@ -172,8 +176,11 @@ fn load_part(
             None => vec![(rank, signal_rank)],
         };
         if !pair && multicast.is_none() && rank != signal_rank {
-            let text = format!("the destination is in rank {rank}, its mbarrier in rank {signal_rank}");
-            return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
+            return Err(fault!(
+                Check::Mbarrier,
+                "the destination is in rank {rank}, its mbarrier in rank {signal_rank}"
+            )
+            .lane(l as u32));
         }
         // The plan is checked now, so that a bad destination is reported at the instruction.
         transfer.pieces(offset, Direction::Load).map_err(lane)?;
@@ -238,8 +245,12 @@ fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Redu
             Some(op) => match element(op, transfer.tensor.ty) {
                 Some(ty) => Some((op, ty)),
                 None => {
-                    let text = format!("no reduction on elements of type {:?}", transfer.tensor.ty);
-                    return Err(Fault::new(Check::Illegal, text).lane(l as u32));
+                    return Err(fault!(
+                        Check::Illegal,
+                        "no reduction on elements of type {:?}",
+                        transfer.tensor.ty
+                    )
+                    .lane(l as u32));
                 }
             },
             None => None,

@@ -247,7 +247,7 @@ impl Launch<'_> {
         if origin.pc == pc {
             return fault;
         }
-        fault.party(Party { role: role.into(), pc: Some(origin.pc), cta: None, warp: None })
+        fault.party(Party::new(role, origin.pc))
     }
 }
 

@@ -28,9 +28,10 @@ pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u3
     let masks = cx.w.regs.r32(mask, cx.m);
     let first = masks[cx.first_lane() as usize];
     if let Some(l) = lanes(cx.m).find(|&l| masks[l] >> l & 1 == 0) {
-        return Err(Fault::new(
+        return Err(fault!(
             Check::Barrier,
-            format!("lane {l} executes a warp-synchronous instruction for members {:#010x}", masks[l]),
+            "lane {l} executes a warp-synchronous instruction for members {:#010x}",
+            masks[l]
         )
         .lane(l as u32));
     }

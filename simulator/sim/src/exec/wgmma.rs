@@ -157,25 +157,25 @@ fn issue(op: &Arc<Multiply>, cx: &mut Cx<'_, '_>) -> Result<()> {
     };
     for (reg, is_d) in op.d.iter().map(|r| (*r, true)).chain(a_regs.iter().map(|r| (*r, false))) {
         if cx.w.regs.written_since_fence(reg) {
-            let text = format!(
+            return Err(fault!(
+                Check::InFlight,
                 "register {} was written after the last wgmma.fence",
                 cx.cl.launch.kernel.register(reg)
-            );
-            return Err(Fault::new(Check::InFlight, text)
-                .help("execute wgmma.fence.sync.aligned between writing registers and wgmma.mma_async"));
+            )
+            .help("execute wgmma.fence.sync.aligned between writing registers and wgmma.mma_async"));
         }
         let used = !is_d || scale_d;
         let lock = cx.w.regs.lock_of(reg);
         let in_flight = if is_d { lock == Lock::Source } else { lock == Lock::Target };
         if in_flight {
             let holder = cx.w.wgmma.held.iter().find(|h| h.1 == reg).map(|h| h.3);
-            let text = format!(
+            return Err(fault!(
+                Check::InFlight,
                 "register {} is used by another wgmma.mma_async in flight",
                 cx.cl.launch.kernel.register(reg)
-            );
-            return Err(Fault::new(Check::InFlight, text)
-                .party(Party { role: "in flight".into(), pc: holder, cta: None, warp: None })
-                .help("wait for the group with wgmma.wait_group first"));
+            )
+            .party(Party::new("in flight", holder))
+            .help("wait for the group with wgmma.wait_group first"));
         }
         if used && lock == Lock::Free && cx.w.regs.unwritten(Src::Reg(reg)) != 0 {
             cx.w.regs.r32(Src::Reg(reg), FULL);
@@ -212,11 +212,13 @@ fn share(
         None => cx.agent(),
         Some((other, first)) if first.pc != cx.pc || other != b => {
             let what = if other == b { "another wgmma.mma_async" } else { "another descriptor of B" };
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Illegal,
-                format!("warp {} of the warpgroup has {what} here than warp {}", first.warp, cx.w.index),
+                "warp {} of the warpgroup has {what} here than warp {}",
+                first.warp,
+                cx.w.index
             )
-            .party(Party { role: format!("warp {}", first.warp), pc: Some(first.pc), cta: None, warp: None })
+            .party(Party::new(format!("warp {}", first.warp), first.pc))
             .help("all four warps of a warpgroup execute the same wgmma.mma_async"));
         }
         Some((_, first)) => Agent { warp: cx.w.index, view: cx.w.publish(cx.g, cx.m), ..first },

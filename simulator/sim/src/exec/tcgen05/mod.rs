@@ -54,29 +54,17 @@ impl Cluster<'_> {
         let Err((byte, conflict)) = result else { return Ok(()) };
         let column = byte / 4 % 512;
         let place = format!("tensor memory lane {}, column {column} of cluster rank {rank}", at.lane);
-        let other = |a: Access| {
-            let (cta, warp) = self.places.of(a.actor);
-            Party { role: format!("earlier {}", a.kind.noun()), pc: Some(a.pc), cta: Some(cta), warp }
-        };
         let noun = kind.noun();
         Err(match conflict {
             Conflict::Uninit => {
-                Fault::new(Check::Uninit, format!("{noun} of tensor memory that nothing wrote"))
+                fault!(Check::Uninit, "{noun} of tensor memory that nothing wrote")
             }
-            Conflict::Race(a) | Conflict::Unfenced(a) if who.full.knows(a.actor, a.clock) => Fault::new(
-                Check::Tmem,
-                format!(
-                    "{noun} of tensor memory is synchronized with an earlier {} by a relaxed wait, but not fenced",
-                    a.kind.noun()
-                ),
-            )
-            .party(other(a))
+            Conflict::Race(a) | Conflict::Unfenced(a) if who.full.knows(a.actor, a.clock) => fault!(Check::Tmem, "{noun} of tensor memory is synchronized with an earlier {} by a relaxed wait, but not fenced",
+                    a.kind.noun())
+            .party(self.earlier(a))
             .help("execute tcgen05.fence::after_thread_sync after the synchronization"),
-            Conflict::Race(a) | Conflict::Unfenced(a) => Fault::new(
-                Check::Race,
-                format!("{noun} of tensor memory is not ordered with an earlier {}", a.kind.noun()),
-            )
-            .party(other(a))
+            Conflict::Race(a) | Conflict::Unfenced(a) => fault!(Check::Race, "{noun} of tensor memory is not ordered with an earlier {}", a.kind.noun())
+            .party(self.earlier(a))
             .help("order them: tcgen05.commit and its mbarrier after mma, tcgen05.wait after ld and st"),
         }
         .at(place))
@@ -144,7 +132,7 @@ impl Cx<'_, '_> {
     fn single(&self) -> Result<()> {
         match self.m.count_ones() {
             1 => Ok(()),
-            n => Err(Fault::new(Check::Illegal, format!("{n} lanes execute it: one thread issues it"))
+            n => Err(fault!(Check::Illegal, "{n} lanes execute it: one thread issues it")
                 .help("guard it with elect.sync, or a comparison with the lane number")),
         }
     }

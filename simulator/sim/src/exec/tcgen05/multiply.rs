@@ -285,11 +285,12 @@ fn tmem_operand(
             let tmem = &cl.ctas[rank as usize].tmem;
             let other = |c: &u32| tmem.get(start.lane, *c) != tmem.get(cell.lane, *c);
             if let Some(column) = (start.column..start.column + words).find(other) {
-                let text = format!(
+                return Err(fault!(
+                    Check::Tmem,
                     "A at lane {}, column {column} differs from its copy at lane {}: with M = 128 and cta_group::2 lanes 64 to 127 hold what lanes 0 to 63 hold",
-                    start.lane, cell.lane
-                );
-                return Err(Fault::new(Check::Tmem, text));
+                    start.lane,
+                    cell.lane
+                ));
             }
         }
         for k in 0..w.desc.k {
@@ -337,9 +338,9 @@ fn scale_factors(
         let same = |i: &usize| out[*i].to_bits() != second[*i].to_bits();
         if let Some(i) = (0..out.len()).find(same) {
             let column = i as u32 / vec;
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Tmem,
-                format!("the scale factors of column {column} of B differ between the CTAs of the pair"),
+                "the scale factors of column {column} of B differ between the CTAs of the pair"
             )
             .help("each CTA holds the scales of all columns of B"));
         }
@@ -362,13 +363,8 @@ fn replicated(
         let found = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
         let (first, lane) = *word.get_or_insert((found, cell.lane));
         if first != found {
-            return Err(Fault::new(
-                Check::Tmem,
-                format!(
-                    "scale factors at lane {}, column {} differ from those of lane {lane}: all 32-lane partitions that use them hold the same",
-                    cell.lane, cell.column
-                ),
-            )
+            return Err(fault!(Check::Tmem, "scale factors at lane {}, column {} differ from those of lane {lane}: all 32-lane partitions that use them hold the same",
+                    cell.lane, cell.column)
             .help("copy them with tcgen05.cp.32x128b.warpx4"));
         }
     }
