@@ -1,9 +1,10 @@
 #![doc = include_str!("../README.md")]
 //!
 //! # How it works, in the order of processing
-//! `decode` turns the syntax tree of `dualgemm-ptx` into a [`program::Kernel`]; `machine` runs grids, clusters,
-//! CTAs and warps; `exec` executes one operation, with the values computed by the pure functions of
-//! `semantics`; `memory` holds the state spaces; `check` the bookkeeping of races and unwritten memory.
+//! `decode` turns the syntax tree of `dualgemm-ptx` into a [`program::Kernel`], each instruction by the file of its family in
+//! `exec`, which gives a function with its operands; `machine` runs grids, clusters, CTAs and warps, which call these; values
+//! are computed by the pure functions of `semantics`; `memory` holds the state spaces; `check` the bookkeeping of races and
+//! unwritten memory.
 //!
 //! What is assumed where PTX leaves it open: `docs/simulator.md` in the repository.
 

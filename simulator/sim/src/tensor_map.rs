@@ -8,7 +8,7 @@ use crate::names::modifiers;
 use crate::semantics::misuse::not_modelled;
 use crate::semantics::swizzle::Swizzle;
 use crate::semantics::tma::{Bounds, TiledTensor};
-use crate::trap::{Check, Fault};
+use crate::trap::{Check, Fault, fault};
 use dualgemm_ptx::layout::{Interleave, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
 
 fn swizzle(s: TensorSwizzle) -> Swizzle {
@@ -26,7 +26,7 @@ fn swizzle(s: TensorSwizzle) -> Swizzle {
 /// What the 128 bytes at a tensor map's address describe.
 pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
     let map = TensorMap::from_bytes(bytes).map_err(|e| {
-        Fault::new(Check::Illegal, format!("the address does not hold a tensor map of this device: {e}"))
+        fault!(Check::Illegal, "the address does not hold a tensor map of this device: {e}")
             .help("pass the bytes that Device::tensor_map returns, as a 64-byte aligned parameter or copy")
     })?;
     if map.interleave != Interleave::None {
@@ -87,11 +87,6 @@ impl Field {
             _ => 1,
         }
     }
-
-    /// Whether the instruction names a dimension.
-    pub const fn per_dimension(self) -> bool {
-        self.values() > 1
-    }
 }
 
 /// Sets one field of a record as `tensormap.replace` does. The record may be incomplete: it is checked when a
@@ -106,7 +101,7 @@ pub fn replace(bytes: &mut [u8; 128], field: Field, dimension: usize, value: u64
     }
     let bad = || {
         let name = Field::NAMES.iter().find(|(_, f)| *f == field).map_or("", |(name, _)| name);
-        Fault::new(Check::Illegal, format!("tensormap.replace .{name}: {value} is not a value of this field"))
+        fault!(Check::Illegal, "tensormap.replace .{name}: {value} is not a value of this field")
     };
     let code = |codes: &[u8]| codes.get(value as usize).copied().ok_or_else(bad);
     // PTX numbers element types in another order than the driver.

@@ -4,6 +4,7 @@
 //! happened and makes it a [`Trap`]. The text of a trap is part of the crate's contract: tests keep it as golden
 //! files, so messages name things by kernel, PTX line, CTA, warp and lane, never by time or host address.
 
+use crate::program::Kernel;
 use std::fmt;
 
 /// The rule that was broken, one per checker.
@@ -81,6 +82,38 @@ pub struct Party {
     pub warp: Option<u32>,
 }
 
+impl Party {
+    /// Who executed that instruction.
+    pub fn new(role: impl Into<String>, pc: impl Into<Option<u32>>) -> Party {
+        Party { role: role.into(), pc: pc.into(), cta: None, warp: None }
+    }
+
+    /// The same, of this CTA and warp.
+    #[must_use]
+    pub fn of(self, (cta, warp): ([u32; 3], Option<u32>)) -> Party {
+        Party { cta: Some(cta), warp, ..self }
+    }
+}
+
+/// Where something went wrong, as far as that is one place.
+#[derive(Debug, Clone, Default)]
+pub struct Spot {
+    pub pc: Option<u32>,
+    /// Whether the instruction had been issued earlier.
+    pub asynchronous: bool,
+    pub cta: Option<[u32; 3]>,
+    /// In a launch with clusters.
+    pub cluster_rank: Option<u32>,
+    pub warp: Option<u32>,
+}
+
+impl Spot {
+    /// An instruction of a CTA and warp.
+    pub fn of(pc: u32, (cta, warp): ([u32; 3], Option<u32>)) -> Spot {
+        Spot { pc: Some(pc), cta: Some(cta), warp, ..Spot::default() }
+    }
+}
+
 /// What went wrong, without the place. Made by the code that notices it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
@@ -97,6 +130,14 @@ pub struct Fault {
     /// How to mend it.
     pub help: Option<&'static str>,
 }
+
+/// A fault with a check and a message, as `format!` takes it.
+macro_rules! fault {
+    ($check:expr, $($text:tt)+) => {
+        $crate::trap::Fault::new($check, format!($($text)+))
+    };
+}
+pub(crate) use fault;
 
 impl Fault {
     /// A fault with a message only.
@@ -130,6 +171,29 @@ impl Fault {
     pub fn help(mut self, help: &'static str) -> Fault {
         self.help = Some(help);
         self
+    }
+
+    /// The fault with its place in a kernel.
+    pub fn trap(self, kernel: &Kernel, spot: Spot) -> Box<Trap> {
+        let site = |pc: u32| kernel.sites.get(pc as usize).cloned();
+        let Fault { check, message, lane, address, others, help } = self;
+        let Spot { pc, asynchronous, cta, cluster_rank, warp } = spot;
+        let other =
+            |p: Party| TrapParty { role: p.role, site: p.pc.and_then(site), cta: p.cta, warp: p.warp };
+        Box::new(Trap {
+            kernel: kernel.name.clone(),
+            site: pc.and_then(site),
+            asynchronous,
+            cta,
+            cluster_rank,
+            warp,
+            lane,
+            check,
+            message,
+            address,
+            others: others.into_iter().map(other).collect(),
+            help,
+        })
     }
 }
 

@@ -10,7 +10,8 @@ use super::shadow::{Access, StateId, States};
 use crate::decode::operand::Scope;
 use crate::machine::cluster::Cluster;
 use crate::machine::grid::Launch;
-use crate::trap::{Check, Trap, TrapParty};
+use crate::memory::Place;
+use crate::trap::{Check, Fault, Party, Spot, Trap};
 use std::collections::BTreeMap;
 
 /// What a cluster did to global memory.
@@ -110,7 +111,7 @@ impl Finished {
                         && let Some((address, x, y)) = conflict(page, a, b, |x, y| wrong(x, y).is_some())
                         && let Some(check) = wrong(&x, &y)
                     {
-                        return Err(Box::new(report(launch, check, address, [(a, x), (b, y)])));
+                        return Err(report(launch, check, address, [(a, x), (b, y)]));
                     }
                 }
             }
@@ -124,7 +125,7 @@ impl Finished {
         &self,
         earlier: &Finished,
         race: impl Fn(&Used, &Access, &Access) -> bool,
-    ) -> Option<(u64, Party, Party)> {
+    ) -> Option<(u64, Placed, Placed)> {
         let theirs = earlier.users();
         for (page, users) in self.users() {
             for &(i, writes) in &users {
@@ -143,7 +144,7 @@ impl Finished {
 }
 
 /// An access, with the CTA and warp that made it.
-pub type Party = (Access, ([u32; 3], Option<u32>));
+pub type Placed = (Access, ([u32; 3], Option<u32>));
 
 /// Where runs of two clusters overlap: first word, both states.
 fn overlaps<'a>(a: &'a [Run], b: &'a [Run]) -> impl Iterator<Item = (u16, StateId, StateId)> + 'a {
@@ -206,8 +207,8 @@ fn wrong(a: (&Used, &Access), b: (&Used, &Access)) -> Option<Check> {
     (!a.1.both_strong(b.1, Scope::Gpu)).then_some(Check::Race)
 }
 
-fn report(launch: &Launch<'_>, check: Check, address: u64, mut parties: [(&Used, Access); 2]) -> Trap {
-    let (message, help): (&str, _) = match check {
+fn report(launch: &Launch<'_>, check: Check, address: u64, mut parties: [(&Used, Access); 2]) -> Box<Trap> {
+    let (message, help) = match check {
         Check::Proxy => {
             parties.sort_by_key(|(_, access)| access.kind.proxy);
             (
@@ -221,21 +222,10 @@ fn report(launch: &Launch<'_>, check: Check, address: u64, mut parties: [(&Used,
         ),
     };
     let [(a, x), (b, y)] = parties;
-    let site = |pc: u32| launch.kernel.sites.get(pc as usize).cloned();
-    let ((other_cta, other_warp), (cta, warp)) = (a.places.of(x.actor), b.places.of(y.actor));
     let (noun, other) = (y.kind.noun(), x.kind.noun());
-    Trap {
-        site: site(y.pc),
-        cta: Some(cta),
-        warp,
-        address: Some(format!("global {address:#x}")),
-        others: vec![TrapParty {
-            role: other.to_string(),
-            site: site(x.pc),
-            cta: Some(other_cta),
-            warp: other_warp,
-        }],
-        help: Some(help),
-        ..launch.trap(check, format!("{noun} of global memory {message} {other} by another cluster"))
-    }
+    Fault::new(check, format!("{noun} of global memory {message} {other} by another cluster"))
+        .at(Place::Global(address))
+        .party(Party::new(other, x.pc).of(a.places.of(x.actor)))
+        .help(help)
+        .trap(launch.kernel, Spot::of(y.pc, b.places.of(y.actor)))
 }

@@ -8,8 +8,9 @@
 use super::cross::Finished;
 use crate::decode::operand::Scope;
 use crate::machine::grid::Launch;
+use crate::memory::Place;
 use crate::program::Kernel;
-use crate::trap::{Check, Trap, TrapParty};
+use crate::trap::{Check, Fault, Party, Spot, Trap};
 use std::sync::Arc;
 
 /// A launch that has not been waited for by the host, or by a launch without the attribute.
@@ -43,32 +44,23 @@ impl Launches {
                 // What has not triggered has ended, so its reads are done; its writes need not be visible.
                 (y.kind.write || triggered) && !waited && !x.both_strong(y, Scope::Gpu)
             });
-            let Some((address, (x, (cta, warp)), (y, (other_cta, other_warp)))) = found else { continue };
+            let Some((address, (x, at), (y, other))) = found else { continue };
+            let (noun, earlier) = (x.kind.noun(), y.kind.noun());
             let mut message = format!(
-                "{} of global memory is not ordered with a {} by an earlier launch of `{}`",
-                x.kind.noun(),
-                y.kind.noun(),
+                "{noun} of global memory is not ordered with a {earlier} by an earlier launch of `{}`",
                 past.kernel.name
             );
             if !past.awaited {
                 message += ", for which the launch in between does not wait";
             }
-            return Err(Box::new(Trap {
-                site: launch.kernel.sites.get(x.pc as usize).cloned(),
-                cta: Some(cta),
-                warp,
-                address: Some(format!("global {address:#x}")),
-                others: vec![TrapParty {
-                    role: format!("{} in the earlier launch", y.kind.noun()),
-                    site: past.kernel.sites.get(y.pc as usize).cloned(),
-                    cta: Some(other_cta),
-                    warp: other_warp,
-                }],
-                help: Some(
-                    "execute griddepcontrol.wait before it: the launch has the programmatic attribute",
-                ),
-                ..launch.trap(Check::Race, message)
-            }));
+            let mut trap = Fault::new(Check::Race, message)
+                .at(Place::Global(address))
+                .party(Party::new(format!("{earlier} in the earlier launch"), None).of(other))
+                .help("execute griddepcontrol.wait before it: the launch has the programmatic attribute")
+                .trap(launch.kernel, Spot::of(x.pc, at));
+            // The other instruction is one of the other kernel.
+            trap.others[0].site = past.kernel.sites.get(y.pc as usize).cloned();
+            return Err(trap);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! Every function the kernel reaches gets registers, local memory and parameters of its own in the kernel, in
 //! order of first mention. A call graph with a cycle (recursion) is refused.
 
-use super::Result;
+use super::Decoded;
 use super::operand::{Names, Symbol};
 use crate::error::Error;
 use crate::memory::{FUNCTION_BASE, SHARED_RESERVED, Space};
@@ -26,7 +26,7 @@ pub fn kernel(
     entry: &Function,
     symbols: &Symbols,
     generation: Generation,
-) -> Result<Kernel> {
+) -> Decoded<Kernel> {
     let mut linker = Linker {
         kernel: Kernel::new(entry.name.to_string(), generation),
         names: Names::default(),
@@ -100,13 +100,13 @@ fn mentioned(f: &Function) -> BTreeSet<Name> {
 }
 
 /// Device functions that `entry` reaches, in order of discovery.
-fn reach<'m>(module: &'m Module, entry: &'m Function) -> Result<Vec<&'m Function>> {
+fn reach<'m>(module: &'m Module, entry: &'m Function) -> Decoded<Vec<&'m Function>> {
     fn visit<'m>(
         module: &'m Module,
         f: &'m Function,
         path: &mut Vec<Name>,
         out: &mut Vec<&'m Function>,
-    ) -> Result<()> {
+    ) -> Decoded<()> {
         // Only calls count: a register may have the name of a function.
         let called = |name: &Name| {
             let calls = f.instructions().filter(|i| i.root == "call");
@@ -157,7 +157,7 @@ fn align(at: u32, to: u32) -> u32 {
 }
 
 impl Linker {
-    fn size(&self, v: &Variable) -> Result<u32> {
+    fn size(&self, v: &Variable) -> Decoded<u32> {
         match v.bytes() {
             Some(n) if n <= u64::from(u32::MAX) => Ok(n as u32),
             _ => Err(Error::refused(v.line.0, &v.name, "its size is not known, or not below 4 GiB")),
@@ -165,7 +165,7 @@ impl Linker {
     }
 
     /// Lays out static shared variables that are used, then the start of dynamic shared memory.
-    fn shared(&mut self, module: &Module, entry: &Function, reached: &[&Function]) -> Result<()> {
+    fn shared(&mut self, module: &Module, entry: &Function, reached: &[&Function]) -> Decoded<()> {
         let mut used = mentioned(entry);
         for f in reached {
             used.extend(mentioned(f));
@@ -188,7 +188,7 @@ impl Linker {
     }
 
     /// Shared variables declared inside functions are static as well; their names are declared again in scope.
-    fn shared_in(&mut self, body: &[Statement]) -> Result<()> {
+    fn shared_in(&mut self, body: &[Statement]) -> Decoded<()> {
         for s in body {
             match s {
                 Statement::Variable(v) if v.space == VarSpace::Shared => self.shared_variable(v)?,
@@ -199,7 +199,7 @@ impl Linker {
         Ok(())
     }
 
-    fn shared_variable(&mut self, v: &Variable) -> Result<()> {
+    fn shared_variable(&mut self, v: &Variable) -> Decoded<()> {
         let bytes = self.size(v)?;
         let at = align(self.kernel.static_shared, v.alignment());
         self.kernel.static_shared = at + bytes;
@@ -208,7 +208,7 @@ impl Linker {
         Ok(())
     }
 
-    fn parameters(&mut self, entry: &Function) -> Result<()> {
+    fn parameters(&mut self, entry: &Function) -> Decoded<()> {
         for v in &entry.params {
             let bytes = self.size(v)?;
             let offset = align(self.kernel.param_bytes, v.alignment());
@@ -219,7 +219,7 @@ impl Linker {
         Ok(())
     }
 
-    fn func_param(&mut self, v: &Variable) -> Result<(u32, u32)> {
+    fn func_param(&mut self, v: &Variable) -> Decoded<(u32, u32)> {
         let bytes = self.size(v)?;
         let at = align(self.kernel.func_param_bytes, v.alignment());
         self.kernel.func_param_bytes = at + bytes;
@@ -227,7 +227,7 @@ impl Linker {
         Ok((at, bytes))
     }
 
-    fn device_function(&mut self, f: &Function, address: u64) -> Result<()> {
+    fn device_function(&mut self, f: &Function, address: u64) -> Decoded<()> {
         let mut callee = Callee { entry: self.kernel.code.len() as u32, address, ..Callee::default() };
         for (list, out) in [(&f.params, &mut callee.params), (&f.returns, &mut callee.returns)] {
             for v in list {
@@ -245,7 +245,7 @@ impl Linker {
         self.function(f)
     }
 
-    fn function(&mut self, f: &Function) -> Result<()> {
+    fn function(&mut self, f: &Function) -> Decoded<()> {
         let start = self.kernel.code.len();
         self.block(f.body.as_deref().unwrap_or_default())?;
         // Falling off the end returns.
@@ -263,7 +263,7 @@ impl Linker {
     }
 
     /// Declares what a block declares, then decodes its instructions.
-    fn block(&mut self, body: &[Statement]) -> Result<()> {
+    fn block(&mut self, body: &[Statement]) -> Decoded<()> {
         self.names.push();
         let mut pc = self.kernel.code.len() as u32;
         for s in body {
@@ -319,7 +319,7 @@ impl Linker {
         self.names.declare(Name::from(name), Symbol::Reg(reg));
     }
 
-    fn variable(&mut self, v: &Variable) -> Result<()> {
+    fn variable(&mut self, v: &Variable) -> Decoded<()> {
         match v.space {
             VarSpace::Shared => {
                 let found = self.kernel.shared_variables.iter().find(|(n, ..)| v.name == n.as_str());
@@ -341,7 +341,7 @@ impl Linker {
         }
     }
 
-    fn instruction(&mut self, ast: &Instruction) -> Result<()> {
+    fn instruction(&mut self, ast: &Instruction) -> Decoded<()> {
         let op = super::instruction(ast, &self.names)?;
         let guard = match &ast.guard {
             None => None,
@@ -399,7 +399,7 @@ fn count(body: &[Statement]) -> u32 {
 }
 
 /// The bytes a module variable starts with. `symbols` gives the addresses that initializers mention.
-pub fn initial_bytes(v: &Variable, symbols: &Symbols) -> Result<Vec<u8>> {
+pub fn initial_bytes(v: &Variable, symbols: &Symbols) -> Decoded<Vec<u8>> {
     let error = |reason: String| Error::refused(v.line.0, &v.name, reason);
     let total = v.bytes().ok_or_else(|| error("its size is not known".into()))? as usize;
     let mut bytes = Vec::with_capacity(total);
@@ -413,7 +413,7 @@ pub fn initial_bytes(v: &Variable, symbols: &Symbols) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn fill(init: &Init, ty: Type, symbols: &Symbols, out: &mut Vec<u8>) -> std::result::Result<(), String> {
+fn fill(init: &Init, ty: Type, symbols: &Symbols, out: &mut Vec<u8>) -> Result<(), String> {
     let width = ty.bytes() as usize;
     let mut put = |value: u64| out.extend_from_slice(&value.to_le_bytes()[..width.min(8)]);
     match init {

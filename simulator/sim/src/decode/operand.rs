@@ -1,8 +1,8 @@
 //! Operands: names to registers, symbols to addresses, numbers to bits.
 
 use super::*;
-use crate::error::Error;
 use crate::machine::ids::SPECIALS;
+use crate::names::modifiers;
 use dualgemm_ptx::Name;
 use dualgemm_ptx::ast::{AddressBase, Immediate};
 use std::collections::HashMap;
@@ -104,11 +104,11 @@ pub fn immediate(imm: Immediate, ty: Type) -> u64 {
 }
 
 impl Ins<'_> {
-    fn undeclared<T>(&self, name: &str) -> Result<T> {
+    fn undeclared<T>(&self, name: &str) -> Decoded<T> {
         Err(Error::Undeclared { line: self.ast.line.0, name: name.into() })
     }
 
-    pub fn operand(&self, i: usize) -> Result<&Operand> {
+    pub fn operand(&self, i: usize) -> Decoded<&Operand> {
         match self.ast.operands.get(i) {
             Some(operand) => Ok(operand),
             None => self.error(format!("has {} operands; number {} is missing", self.count(), i + 1)),
@@ -116,7 +116,7 @@ impl Ins<'_> {
     }
 
     /// A name as a value.
-    fn named(&self, name: &Name, offset: i64, ty: Type) -> Result<Src> {
+    fn named(&self, name: &Name, offset: i64, ty: Type) -> Decoded<Src> {
         match self.names.get(name) {
             Some(Symbol::Reg(reg)) => Ok(Src::Reg(*reg)),
             Some(Symbol::Shared(at)) => Ok(Src::Shared(at.wrapping_add(offset as u32))),
@@ -131,7 +131,7 @@ impl Ins<'_> {
         }
     }
 
-    pub fn value(&self, operand: &Operand, ty: Type) -> Result<Src> {
+    pub fn value(&self, operand: &Operand, ty: Type) -> Decoded<Src> {
         match operand {
             Operand::Ident(name) => self.named(name, 0, ty),
             Operand::Offset(name, offset) => self.named(name, *offset, ty),
@@ -148,12 +148,12 @@ impl Ins<'_> {
     }
 
     /// Operand `i` as a value of `ty`.
-    pub fn src(&self, i: usize, ty: Type) -> Result<Src> {
+    pub fn src(&self, i: usize, ty: Type) -> Decoded<Src> {
         self.value(self.operand(i)?, ty)
     }
 
     /// An operand as a place for a result.
-    pub fn result(&self, operand: &Operand) -> Result<Dst> {
+    pub fn result(&self, operand: &Operand) -> Decoded<Dst> {
         match operand {
             Operand::Sink => Ok(Dst::Sink),
             Operand::Ident(name) => match self.names.get(name) {
@@ -166,12 +166,12 @@ impl Ins<'_> {
     }
 
     /// Operand `i` as a place for a result.
-    pub fn dst(&self, i: usize) -> Result<Dst> {
+    pub fn dst(&self, i: usize) -> Decoded<Dst> {
         self.result(self.operand(i)?)
     }
 
     /// Operand `i` as a register.
-    pub fn reg(&self, operand: &Operand) -> Result<Reg> {
+    pub fn reg(&self, operand: &Operand) -> Decoded<Reg> {
         match self.result(operand)? {
             Dst::Reg(reg) => Ok(reg),
             Dst::Sink => self.error("`_` is not allowed here"),
@@ -187,27 +187,48 @@ impl Ins<'_> {
     }
 
     /// Operand `i` as a vector of values.
-    pub fn srcs(&self, i: usize, ty: Type) -> Result<Vec<Src>> {
+    pub fn srcs(&self, i: usize, ty: Type) -> Decoded<Vec<Src>> {
         Ins::elements(self.operand(i)?).iter().map(|o| self.value(o, ty)).collect()
     }
 
     /// Operand `i` as a vector of results.
-    pub fn dsts(&self, i: usize) -> Result<Vec<Dst>> {
+    pub fn dsts(&self, i: usize) -> Decoded<Vec<Dst>> {
         Ins::elements(self.operand(i)?).iter().map(|o| self.result(o)).collect()
     }
 
     /// Operand `i` as a vector of registers.
-    pub fn regs(&self, i: usize) -> Result<Vec<Reg>> {
+    pub fn regs(&self, i: usize) -> Decoded<Vec<Reg>> {
         Ins::elements(self.operand(i)?).iter().map(|o| self.reg(o)).collect()
     }
 
+    /// Operand `i` as a value of `ty`, if there is one.
+    pub fn optional(&self, i: usize, ty: Type) -> Decoded<Option<Src>> {
+        (i < self.count()).then(|| self.src(i, ty)).transpose()
+    }
+
+    /// Operand `i` as a constant.
+    pub fn constant(&self, i: usize) -> Decoded<u32> {
+        match self.src(i, Type::U32)? {
+            Src::Imm(n) => Ok(n as u32),
+            _ => self.error(format!("operand {} must be a constant", i + 1)),
+        }
+    }
+
+    /// Operand `i` as one result, or as two with `|` between.
+    pub fn pair(&self, i: usize) -> Decoded<[Dst; 2]> {
+        match self.operand(i)? {
+            Operand::Pair(d, p) => Ok([self.result(d)?, self.result(p)?]),
+            d => Ok([self.result(d)?, Dst::Sink]),
+        }
+    }
+
     /// Operand `i` as a predicate source.
-    pub fn predicate(&self, i: usize) -> Result<Src> {
+    pub fn predicate(&self, i: usize) -> Decoded<Src> {
         self.src(i, Type::Pred)
     }
 
     /// An address operand that points into `space`.
-    pub fn address(&self, operand: &Operand, space: Space) -> Result<Addr> {
+    pub fn address(&self, operand: &Operand, space: Space) -> Decoded<Addr> {
         let (base, offset) = match operand {
             Operand::Address(a) => (&a.base, a.offset),
             Operand::List(list) if !list.is_empty() => return self.address(&list[0], space),
@@ -243,12 +264,12 @@ impl Ins<'_> {
     }
 
     /// Operand `i` as an address in `space`.
-    pub fn addr(&self, i: usize, space: Space) -> Result<Addr> {
+    pub fn addr(&self, i: usize, space: Space) -> Decoded<Addr> {
         self.address(self.operand(i)?, space)
     }
 
     /// The label an operand names.
-    pub fn label(&self, name: &Name) -> Result<u32> {
+    pub fn label(&self, name: &Name) -> Decoded<u32> {
         match self.names.get(name) {
             Some(Symbol::Label(pc)) => Ok(*pc),
             Some(_) => self.error(format!("`{name}` is not a label")),

@@ -45,9 +45,10 @@ impl<'a> Cluster<'a> {
             .map_err(|f| f.at(self.launch.describe_shared(rank, offset)))?;
         let leaving = kind.proxy && !kind.write && self.places.of(who.actor).0 == cta.id;
         if cta.live_threads == 0 && (self.launch.config.checks.strict || !leaving) {
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Pending,
-                format!("{} of the shared memory of a CTA that has exited", kind.noun()),
+                "{} of the shared memory of a CTA that has exited",
+                kind.noun()
             )
             .at(self.launch.describe_shared(rank, offset))
             .help("keep the CTA alive, for example with a cluster barrier at the end"));
@@ -57,12 +58,13 @@ impl<'a> Cluster<'a> {
             self.progress += 1;
             if let Some(b) = cta.mbarrier_in(offset, len) {
                 let pc = cta.mbarriers[&b].init_pc;
-                return Err(Fault::new(
+                return Err(fault!(
                     Check::Mbarrier,
-                    format!("{} of {len} bytes over the live mbarrier at {b:#x}", kind.noun()),
+                    "{} of {len} bytes over the live mbarrier at {b:#x}",
+                    kind.noun()
                 )
                 .at(self.launch.describe_shared(rank, offset))
-                .party(Party { role: "mbarrier.init".into(), pc: Some(pc), cta: Some(cta.id), warp: None })
+                .party(Party::new("mbarrier.init", pc).of((cta.id, None)))
                 .help("invalidate it with mbarrier.inval before its memory is used again"));
             }
         } else {
@@ -94,7 +96,7 @@ impl<'a> Cluster<'a> {
     pub fn touch_global(&mut self, address: u64, len: u64, kind: Kind, who: Who<'_>) -> Result<()> {
         if let Err(why) = self.launch.global.find(address, len) {
             let verb = if kind.write { "write" } else { "read" };
-            return Err(Fault::new(Check::Bounds, format!("{verb} of {len} bytes of global memory: {why}"))
+            return Err(fault!(Check::Bounds, "{verb} of {len} bytes of global memory: {why}")
                 .at(Place::Global(address)));
         }
         if kind.write {
@@ -130,6 +132,11 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
+    /// Who has made an access.
+    pub(super) fn earlier(&self, a: Access) -> Party {
+        Party::new(format!("earlier {}", a.kind.noun()), a.pc).of(self.places.of(a.actor))
+    }
+
     pub(super) fn conflict(
         &self,
         conflict: Conflict,
@@ -138,17 +145,10 @@ impl<'a> Cluster<'a> {
         space: &str,
         at: impl Fn(&crate::machine::grid::Launch<'_>) -> String,
     ) -> Fault {
-        let other = |a: Access| {
-            let (cta, warp) = self.places.of(a.actor);
-            Party { role: format!("earlier {}", a.kind.noun()), pc: Some(a.pc), cta: Some(cta), warp }
-        };
         let noun = kind.noun();
         let fault = match conflict {
-            Conflict::Race(a) => Fault::new(
-                Check::Race,
-                format!("{noun} of {len} bytes of {space} memory is not ordered with an earlier {}", a.kind.noun()),
-            )
-            .party(other(a))
+            Conflict::Race(a) => fault!(Check::Race, "{noun} of {len} bytes of {space} memory is not ordered with an earlier {}", a.kind.noun())
+            .party(self.earlier(a))
             .help(match (kind.proxy, a.kind.proxy) {
                 (_, true) => "wait for the asynchronous operation: on its mbarrier, or for its group",
                 (true, false) => "start the asynchronous operation after synchronizing with that access, or wait for its completion first",
@@ -157,17 +157,12 @@ impl<'a> Cluster<'a> {
                 }
                 _ => "order them with a barrier, an mbarrier, or a release and an acquire",
             }),
-            Conflict::Unfenced(a) => Fault::new(
-                Check::Proxy,
-                format!(
-                    "{noun} of {len} bytes of {space} memory may not see an earlier {} through the generic proxy",
-                    a.kind.noun()
-                ),
-            )
-            .party(other(a))
+            Conflict::Unfenced(a) => fault!(Check::Proxy, "{noun} of {len} bytes of {space} memory may not see an earlier {} through the generic proxy",
+                    a.kind.noun())
+            .party(self.earlier(a))
             .help("put fence.proxy.async of that memory after the write, before the synchronization that orders the two"),
             Conflict::Uninit => {
-                Fault::new(Check::Uninit, format!("{noun} of {len} bytes of {space} memory that nothing wrote"))
+                fault!(Check::Uninit, "{noun} of {len} bytes of {space} memory that nothing wrote")
             }
         };
         fault.at(at(self.launch))
@@ -257,12 +252,10 @@ impl Cx<'_, '_> {
             && space == Space::SharedCta
             && rank as usize != self.cta
         {
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Bounds,
-                format!(
-                    "a .shared::cta access with an address of cluster rank {rank}, from rank {}",
-                    self.cta
-                ),
+                "a .shared::cta access with an address of cluster rank {rank}, from rank {}",
+                self.cta
             )
             .at(p)
             .lane(lane as u32)

@@ -1,88 +1,182 @@
-//! Control flow, traps, calls, register reallocation.
+//! Control flow, traps, calls, register reallocation: PTX ISA 9.7.12, `setmaxnreg`, `griddepcontrol`.
 
 use super::*;
 use crate::check::order::View;
-use crate::decode::Op;
-use crate::decode::control::{Builtin, Control};
-use crate::machine::warp::{ScopeKind, Warp};
+use crate::decode::operand::Symbol;
+use crate::machine::warp::ScopeKind;
 use crate::memory::local::Local;
 use crate::program::{Callee, Inst};
 
-pub fn execute(op: &Control, cx: &mut Cx<'_, '_>) -> Result {
-    let m = cx.m;
-    match op {
-        Control::Indexed { index, targets } => {
-            let index = cx.w.regs.r32(*index, m);
-            let first = cx.first_lane() as usize;
-            let same = lanes(m).filter(|&l| index[l] == index[first]).fold(0, |s, l| s | 1 << l);
-            match targets.get(index[first] as usize) {
-                Some(target) => Ok(Flow::Some(same, *target)),
-                None => Err(Fault::new(
-                    Check::Bounds,
-                    format!("brx.idx with index {}: there are {} targets", index[first], targets.len()),
-                )
-                .lane(first as u32)),
-            }
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    Ok(match i.ast.root.as_str() {
+        "bra" => {
+            i.ignore(&["uni"]);
+            let Operand::Ident(name) = i.operand(0)? else { return i.error("needs a label") };
+            let target = i.label(name)?;
+            Op::of(OpKind::Jumps(vec![target]), move |_| Flow::Branch(target))
         }
-        Control::Call { callee, args, .. } => Ok(call(cx, *callee, args)),
-        Control::Indirect { target, args, .. } => {
-            let pointers = cx.w.regs.r64(*target, m);
-            if cx.w.regs.bad.is_some() {
-                return Ok(Flow::Next);
-            }
-            let first = cx.first_lane();
-            let pointer = pointers[first as usize];
-            let alike = lanes(m).filter(|&l| pointers[l] == pointer).fold(0, |s, l| s | 1 << l);
-            if alike != m {
-                return Ok(Flow::Part(alike));
-            }
-            let Some(callee) = cx.cl.launch.kernel.callees.iter().position(|c| c.address == pointer) else {
-                let text = format!("a call of {pointer:#x}, which is no function of the module");
-                return Err(Fault::new(Check::Bounds, text).lane(first));
-            };
-            if cx.w.is_inside(cx.g.scope, callee as u32) {
-                let text = "a function calls itself by a pointer: the simulator runs no recursion";
-                return Err(Fault::new(Check::Illegal, text).lane(first));
-            }
-            Ok(call(cx, callee as u32, args))
+        "brx" => indexed(i)?,
+        "call" => return call(i),
+        "ret" => {
+            i.ignore(&["uni"]);
+            Op::of(OpKind::Leaves, |_| Flow::Return)
         }
-        Control::Builtin(Builtin::Vprintf, args, returns) => vprintf(cx, args, returns),
-        Control::Builtin(Builtin::Assertfail, args, _) => {
-            let lane = cx.first_lane();
-            let pointer = param(cx, lane as usize, args, 0, 8)?;
-            let text = string(cx, pointer, lane as usize)?;
-            Err(Fault::new(Check::Explicit, format!("assertion failed: {text}")).lane(lane))
-        }
-        Control::Return => Ok(Flow::Return),
-        Control::Exit => Ok(Flow::Exit),
-        Control::Trap => {
+        "exit" => Op::of(OpKind::Leaves, |_| Flow::Exit),
+        "trap" | "brkpt" => Op::of(OpKind::Leaves, |cx| -> Result {
             Err(Fault::new(Check::Explicit, "the kernel executed a trap instruction").lane(cx.first_lane()))
-        }
-        Control::Registers(inc, n) => registers(cx, *inc, *n),
-        Control::Policy(d) => {
-            cx.w.regs.w64(*d, m, &[0; 32]);
-            Ok(Flow::Next)
-        }
-        Control::Dependency(wait) => {
-            dependency(cx, *wait);
-            Ok(Flow::Next)
-        }
-        Control::Sleep => Ok(Flow::Yield),
-        Control::IsCanceled(d, s) => {
-            let v = cx.w.regs.r128(*s, m);
-            let p = (0..32).fold(0, |p, i| p | u32::from(v[i] != 0) << i);
-            cx.w.regs.wpred(*d, m, p);
-            Ok(Flow::Next)
-        }
-        Control::FirstCta(d, first, s) => {
-            let v = cx.w.regs.r128(*s, m);
-            for (k, d) in d.iter().enumerate() {
-                let shift = 32 * (*first as usize + k);
-                cx.w.regs.w32(*d, m, &v.map(|v| (v >> shift.min(96)) as u32));
+        }),
+        "setmaxnreg" => {
+            i.ignore(&["sync", "aligned", "u32"]);
+            let inc = i.need("a direction", &[("inc", true), ("dec", false)])?;
+            let n = i.constant(0)?;
+            if !(24..=256).contains(&n) || n % 8 != 0 {
+                return i.error(format!("{n} registers: the count is a multiple of 8 from 24 to 256"));
             }
-            Ok(Flow::Next)
+            Op::aligned(move |cx| registers(cx, inc, n))
         }
+        "griddepcontrol" => {
+            let wait = i.need("an action", &[("wait", true), ("launch_dependents", false)])?;
+            Op::new(move |cx| dependency(cx, wait))
+        }
+        "pmevent" => i.nothing(),
+        // Others run first.
+        "nanosleep" => {
+            i.ignore(&["u32"]);
+            Op::new(|_| Flow::Yield)
+        }
+        // A policy is opaque.
+        "createpolicy" => {
+            i.ignore_if(|_| true);
+            let d = i.dst(0)?;
+            Op::new(move |cx| cx.w.regs.w64(d, cx.m, &[0; 32]))
+        }
+        _ => return cluster_launch(i),
+    })
+}
+
+/// `brx`: lanes with the index of the first one go, the others try again.
+fn indexed(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["idx", "uni"]);
+    let Operand::Ident(list) = i.operand(1)? else { return i.error("needs a list of targets") };
+    let Some(Symbol::Targets(names)) = i.names.get(list) else {
+        return i.error(format!("`{list}` is no .branchtargets list"));
+    };
+    let targets = names.iter().map(|n| i.label(n)).collect::<Decoded<Vec<u32>>>()?;
+    let index = i.src(0, Type::U32)?;
+    Ok(Op::of(OpKind::Jumps(targets.clone()), move |cx| {
+        let index = cx.w.regs.r32(index, cx.m);
+        let first = index[cx.first_lane() as usize];
+        match targets.get(first as usize) {
+            Some(target) => Ok(Flow::Some(alike(cx.m, &index, first), *target)),
+            None => {
+                Err(fault!(Check::Bounds, "brx.idx with index {first}: there are {} targets", targets.len())
+                    .lane(cx.first_lane()))
+            }
+        }
+    }))
+}
+
+/// The lanes that have this value.
+fn alike<T: PartialEq>(m: u32, values: &[T; 32], value: T) -> u32 {
+    lanes(m).filter(|&l| values[l] == value).fold(0, |s, l| s | 1 << l)
+}
+
+fn cluster_launch(i: &mut Ins<'_>) -> Decoded {
+    if i.has("try_cancel") {
+        return super::copy::try_cancel(i);
     }
+    i.ignore(&["query_cancel", "b128", "b32", "pred", "v4"]);
+    let component =
+        i.one_of(&[("get_first_ctaid::x", 0), ("get_first_ctaid::y", 1), ("get_first_ctaid::z", 2)]);
+    let s = i.src(1, Type::B128)?;
+    if i.has("is_canceled") {
+        let d = i.dst(0)?;
+        return Ok(Op::new(move |cx| {
+            let v = cx.w.regs.r128(s, cx.m);
+            cx.w.regs.w64(d, cx.m, &v.map(|v| (v != 0).into()));
+        }));
+    }
+    // Components from the first.
+    let (d, first) = match component {
+        Some(c) => (vec![i.dst(0)?], c),
+        None if i.has("get_first_ctaid") => (i.dsts(0)?, 0),
+        None => return i.error("needs .try_cancel or .query_cancel"),
+    };
+    Ok(Op::new(move |cx| {
+        let v = cx.w.regs.r128(s, cx.m);
+        for (k, d) in (first..).zip(&d) {
+            cx.w.regs.w32(*d, cx.m, &v.map(|v| (v >> (32 * k).min(96)) as u32));
+        }
+    }))
+}
+
+fn offsets(i: &Ins<'_>, operand: Option<&Operand>) -> Decoded<Vec<u32>> {
+    let Some(Operand::Group(list)) = operand else { return Ok(Vec::new()) };
+    list.iter()
+        .map(|o| match o {
+            Operand::Ident(name) => match i.names.get(name) {
+                Some(Symbol::Memory(Space::FuncParam, at)) => Ok(*at as u32),
+                _ => i.error(format!("`{name}` is not a .param variable, as arguments and results must be")),
+            },
+            _ => i.error("arguments and results must be .param variables"),
+        })
+        .collect()
+}
+
+fn call(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["uni"]);
+    let operands = &i.ast.operands;
+    let first_is_group = matches!(operands.first(), Some(Operand::Group(_)));
+    let at = usize::from(first_is_group);
+    let returns = offsets(i, if first_is_group { operands.first() } else { None })?;
+    let args = offsets(i, operands.get(at + 1))?;
+    let Some(Operand::Ident(name)) = operands.get(at) else { return i.error("needs a function") };
+    match i.names.get(name) {
+        Some(Symbol::Function { callee, .. }) => {
+            let callee = *callee;
+            Ok(Op::of(OpKind::Calls(returns), move |cx| enter(cx, callee, &args)))
+        }
+        // The prototype or the list of targets that follows the arguments tells ptxas what the simulator sees itself.
+        Some(Symbol::Reg(_)) => {
+            let target = i.src(at, Type::U64)?;
+            Ok(Op::of(OpKind::Calls(returns), move |cx| indirect(cx, target, &args)))
+        }
+        Some(Symbol::Extern(name)) => match name.as_str() {
+            "vprintf" => Ok(Op::new(move |cx| vprintf(cx, &args, &returns))),
+            "__assertfail" => Ok(Op::new(move |cx| -> Result {
+                let lane = cx.first_lane();
+                let pointer = param(cx, lane as usize, &args, 0)?;
+                let text = string(cx, pointer, lane as usize)?;
+                Err(fault!(Check::Explicit, "assertion failed: {text}").lane(lane))
+            })),
+            _ => i.error(format!(
+                "`{name}` is not in the module; the simulator provides vprintf and __assertfail"
+            )),
+        },
+        _ => i.error(format!("`{name}` is neither a function nor a pointer to one")),
+    }
+}
+
+/// Calls the function that a pointer names.
+fn indirect(cx: &mut Cx<'_, '_>, target: Src, args: &[u32]) -> Result {
+    let pointers = cx.w.regs.r64(target, cx.m);
+    cx.defined()?;
+    let first = cx.first_lane();
+    let pointer = pointers[first as usize];
+    let alike = alike(cx.m, &pointers, pointer);
+    if alike != cx.m {
+        return Ok(Flow::Part(alike));
+    }
+    let Some(callee) = cx.cl.launch.kernel.callees.iter().position(|c| c.address == pointer) else {
+        return Err(
+            fault!(Check::Bounds, "a call of {pointer:#x}, which is no function of the module").lane(first)
+        );
+    };
+    if cx.w.is_inside(cx.g.scope, callee as u32) {
+        let text = "a function calls itself by a pointer: the simulator runs no recursion";
+        return Err(Fault::new(Check::Illegal, text).lane(first));
+    }
+    Ok(enter(cx, callee as u32, args))
 }
 
 /// `griddepcontrol`: the launches before have ended already, but only who waits knows.
@@ -102,7 +196,7 @@ fn dependency(cx: &mut Cx<'_, '_>, wait: bool) {
 }
 
 /// Enters a function, with its arguments once all lanes of the group do.
-fn call(cx: &mut Cx<'_, '_>, callee: u32, args: &[u32]) -> Flow {
+fn enter(cx: &mut Cx<'_, '_>, callee: u32, args: &[u32]) -> Flow {
     if cx.m == cx.g.mask {
         let params = &cx.cl.launch.kernel.callees[callee as usize].params;
         for (&from, &(to, bytes)) in args.iter().zip(params) {
@@ -131,8 +225,7 @@ fn copy(memory: &mut Local, m: u32, from: u32, to: u32, bytes: u32) {
 /// Copies the results of a function to where its caller wants them, for lanes that return.
 pub fn return_values(code: &[Inst], callees: &[Callee], w: &mut Warp, call: usize, m: u32) {
     let at = w.scopes[call].pc - 1;
-    if let Op::Control(Control::Call { returns, .. } | Control::Indirect { returns, .. }) =
-        &code[at as usize].op
+    if let OpKind::Calls(returns) = &code[at as usize].op.kind
         && let ScopeKind::Call { callee } = w.scopes[call].kind
     {
         for (&to, &(from, bytes)) in returns.iter().zip(&callees[callee as usize].returns) {
@@ -141,12 +234,11 @@ pub fn return_values(code: &[Inst], callees: &[Callee], w: &mut Warp, call: usiz
     }
 }
 
-fn param(cx: &mut Cx<'_, '_>, lane: usize, args: &[u32], n: usize, bytes: usize) -> Result<u64> {
+/// The pointer that is argument `n`.
+fn param(cx: &mut Cx<'_, '_>, lane: usize, args: &[u32], n: usize) -> Result<u64> {
     let Some(&at) = args.get(n) else { return Ok(0) };
-    let slice = cx.w.func_params.slice(lane, at.into(), bytes, Place::FuncParam(at.into()))?;
-    let mut value = [0; 8];
-    value[..bytes].copy_from_slice(slice);
-    Ok(u64::from_le_bytes(value))
+    let slice = cx.w.func_params.slice(lane, at.into(), 8, Place::FuncParam(at.into()))?;
+    Ok(u64::from_le_bytes(std::array::from_fn(|b| slice[b])))
 }
 
 /// A zero-terminated string at a generic address.
@@ -163,11 +255,11 @@ fn string(cx: &mut Cx<'_, '_>, mut address: u64, lane: usize) -> Result<String> 
     }
 }
 
-fn vprintf(cx: &mut Cx<'_, '_>, args: &[u32], returns: &[u32]) -> Result {
+fn vprintf(cx: &mut Cx<'_, '_>, args: &[u32], returns: &[u32]) -> Result<()> {
     for lane in lanes(cx.m) {
-        let format = param(cx, lane, args, 0, 8)?;
+        let format = param(cx, lane, args, 0)?;
         let format = string(cx, format, lane)?;
-        let mut at = param(cx, lane, args, 1, 8)?;
+        let mut at = param(cx, lane, args, 1)?;
         let mut out = String::new();
         let mut rest = format.chars().peekable();
         while let Some(c) = rest.next() {
@@ -213,7 +305,7 @@ fn vprintf(cx: &mut Cx<'_, '_>, args: &[u32], returns: &[u32]) -> Result {
             cx.w.func_params.slice(lane, to.into(), 4, place)?.copy_from_slice(&1u32.to_le_bytes());
         }
     }
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// One converted argument, without padding.
@@ -252,9 +344,6 @@ fn pad(spec: &str, text: String) -> String {
 /// `setmaxnreg`: registers move between a warp and the CTA's pool. Without a known count at entry ptxas ignores
 /// the instruction, and so does this.
 fn registers(cx: &mut Cx<'_, '_>, inc: bool, n: u32) -> Result {
-    if let Some(flow) = cx.aligned()? {
-        return Ok(flow);
-    }
     let launch = cx.cl.launch;
     let Some(entry) = launch.entry_registers() else { return Ok(Flow::Next) };
     let current = *cx.w.maxnreg.get_or_insert(entry);

@@ -1,13 +1,85 @@
 //! `cvt`, `mov`, and the instructions that change what an address means.
+//! PTX ISA 9.7.9.21 (`cvt`), 9.7.9.1 (`mov`), `cvta`, `isspacep`, `mapa`, `getctarank`.
 
+use super::float::rounding;
 use super::*;
-use crate::decode::convert::{Convert, How, Number};
-use crate::machine::regs::Regs;
-use crate::memory::{self, RANK_SHIFT, SHARED_WINDOW, in_space};
+use crate::decode::operand::untyped;
+use crate::memory::{RANK_SHIFT, SHARED_WINDOW, from_generic, in_space, to_generic};
 use crate::semantics::float::int::{self, IntRound, IntType};
 use crate::semantics::float::{
-    BF16, Clamp, F16, F32, F64, Format, Round, decode_ue8m0, encode_stochastic, encode_ue8m0,
+    BF16, Clamp, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, Format, Round, TF32, decode_ue8m0,
+    encode_stochastic, encode_ue8m0,
 };
+
+/// One side of a conversion.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Number {
+    Int(IntType),
+    Float(Format),
+    Ue8m0,
+}
+
+impl Number {
+    fn bits(self) -> u32 {
+        match self {
+            Number::Int(ty) => ty.bits,
+            Number::Float(format) => format.width(),
+            Number::Ue8m0 => 8,
+        }
+    }
+}
+
+/// How one number is converted.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    pub to: Number,
+    pub from: Number,
+    /// Rounding to a float.
+    pub round: Round,
+    /// Rounding to an integer, or to an integral float.
+    pub integral: Option<IntRound>,
+    pub clamp: Clamp,
+    /// Flush subnormals of f32.
+    pub ftz: bool,
+}
+
+fn narrow(name: &str) -> Option<(Number, u32, u32)> {
+    // (element, bits in the register, elements)
+    Some(match name {
+        "f16x2" => (Number::Float(F16), 16, 2),
+        "bf16x2" => (Number::Float(BF16), 16, 2),
+        "e4m3x2" => (Number::Float(E4M3), 8, 2),
+        "e5m2x2" => (Number::Float(E5M2), 8, 2),
+        "e2m3x2" => (Number::Float(E2M3), 8, 2),
+        "e3m2x2" => (Number::Float(E3M2), 8, 2),
+        "e2m1x2" => (Number::Float(E2M1), 4, 2),
+        "ue8m0x2" => (Number::Ue8m0, 8, 2),
+        "e4m3x4" => (Number::Float(E4M3), 8, 4),
+        "e5m2x4" => (Number::Float(E5M2), 8, 4),
+        "e2m3x4" => (Number::Float(E2M3), 8, 4),
+        "e3m2x4" => (Number::Float(E3M2), 8, 4),
+        "e2m1x4" => (Number::Float(E2M1), 4, 4),
+        _ => return None,
+    })
+}
+
+fn single(name: &str) -> Option<(Number, u32, u32)> {
+    let number = match name {
+        "f16" => Number::Float(F16),
+        "bf16" => Number::Float(BF16),
+        "tf32" => Number::Float(TF32),
+        "f32" => Number::Float(F32),
+        "f64" => Number::Float(F64),
+        _ => {
+            let ty = Type::from_name(name)?;
+            if !matches!(name.as_bytes()[0], b'u' | b's') || ty.bits() > 64 {
+                return None;
+            }
+            Number::Int(IntType { bits: ty.bits(), signed: ty.is_signed() })
+        }
+    };
+    Some((number, number.bits(), 1))
+}
 
 /// A decoded number: what `cvt` reads.
 fn read(from: Number, ftz: bool, bits: u64) -> f64 {
@@ -78,127 +150,222 @@ fn one(h: &How, bits: u64) -> u64 {
     }
 }
 
-#[inline(never)]
-pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
-    let m = cx.m;
-    match op {
-        Convert::Move(d, s) => cx.w.regs.copy(*d, *s, m),
-        Convert::Pack(d, s, bits) => cx.w.regs.moving(|regs| pack(regs, m, *d, s, *bits)),
-        Convert::Unpack(d, s, bits) => cx.w.regs.moving(|regs| unpack(regs, m, d, *s, *bits)),
-        Convert::One { how, extend, d, s } => {
-            let v = cx.w.regs.r64(*s, m);
-            let widen = |r: u64| match how.to {
-                // A result narrower than its register is extended as its type says.
-                Number::Int(ty) if ty.signed && ty.bits < *extend => {
-                    IntType { bits: *extend, signed: true }.bits_of(ty.value(r))
-                }
-                _ => r,
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    match i.ast.root.as_str() {
+        "mov" => mov(i),
+        "cvta" => {
+            let (to, space, ty) = (i.has("to"), i.space(), i.ty()?);
+            // A variable's name stands for its address in its own space.
+            address(i, &[ty], move |[a, _], _| if to { from_generic(space, a) } else { to_generic(space, a) })
+        }
+        "isspacep" => {
+            let space = i.space();
+            address(i, &[Type::U64], move |[a, _], own| in_space(space, a, own).into())
+        }
+        "mapa" => map(i),
+        "getctarank" => {
+            let (generic, ty) = (i.space() == Space::Generic, i.ty()?);
+            address(i, &[if generic { Type::U64 } else { ty }], move |[a, _], _| {
+                let a = if generic { from_generic(Space::SharedCluster, a) } else { a };
+                u64::from(a as u32 >> RANK_SHIFT)
+            })
+        }
+        _ => cvt(i),
+    }
+}
+
+/// A function of up to two numbers and the rank of the CTA.
+fn address(i: &Ins<'_>, types: &[Type], f: impl Fn([u64; 2], u32) -> u64 + Send + Sync + 'static) -> Decoded {
+    let s = types.iter().zip(1..).map(|(ty, k)| i.src(k, *ty)).collect::<Decoded<Vec<_>>>()?;
+    let d = i.dst(0)?;
+    Ok(Op::computes(Spread::Whole(64), &s.clone(), &[], move |cx| {
+        let rank = cx.w.regs.ids.rank;
+        let mut v = [[0; 32]; 2];
+        v.iter_mut().zip(&s).for_each(|(v, s)| *v = cx.w.regs.r64(*s, cx.m));
+        cx.w.regs.w64(d, cx.m, &std::array::from_fn(|l| f([v[0][l], v[1][l]], rank)));
+    }))
+}
+
+/// `mapa`
+fn map(i: &mut Ins<'_>) -> Decoded {
+    let (generic, ty) = (i.space() == Space::Generic, i.ty()?);
+    let (d, a, rank) = (i.dst(0)?, i.src(1, ty)?, i.src(2, Type::U32)?);
+    Ok(Op::computes(Spread::Whole(64), &[a, rank], &[], move |cx| {
+        let m = cx.m;
+        let (a, rank) = (cx.w.regs.r64(a, m), cx.w.regs.r32(rank, m));
+        let size = cx.cl.ctas.len() as u32;
+        if let Some(l) = lanes(m).find(|&l| rank[l] >= size) {
+            return Err(
+                fault!(Check::Bounds, "mapa to rank {} of a cluster of {size} CTAs", rank[l]).lane(l as u32)
+            );
+        }
+        let low = (1 << RANK_SHIFT) - 1;
+        let base = if generic { SHARED_WINDOW } else { 0 };
+        let r = std::array::from_fn(|i| base | a[i] & low | u64::from(rank[i]) << RANK_SHIFT);
+        cx.w.regs.w64(d, m, &r);
+        Ok(())
+    }))
+}
+
+/// `mov`, also of a vector into one register or the other way round, low element first.
+fn mov(i: &mut Ins<'_>) -> Decoded {
+    let ty = i.ty()?;
+    Ok(match (i.operand(0)?, i.operand(1)?) {
+        (Operand::Vector(list), _) => {
+            let (bits, d, s) = (ty.bits() / list.len() as u32, i.dsts(0)?, i.src(1, ty)?);
+            Op::computes(Spread::Bits, &[s], &[], move |cx| {
+                cx.w.regs.moving(|regs| {
+                    let v = regs.r128(s, cx.m);
+                    for (k, d) in (0..).zip(&d) {
+                        regs.w64(*d, cx.m, &v.map(|v| (v >> (k * bits)) as u64 & u64::MAX >> (64 - bits)));
+                    }
+                });
+            })
+        }
+        (_, Operand::Vector(list)) => {
+            let bits = ty.bits() / list.len() as u32;
+            let (d, s) = (i.dst(0)?, i.srcs(1, untyped(bits))?);
+            Op::computes(Spread::Places(bits, bits), &s.clone(), &[], move |cx| {
+                cx.w.regs.moving(|regs| {
+                    let mut r = [0u128; 32];
+                    for (k, s) in (0..).zip(&s) {
+                        let v = regs.r64(*s, cx.m).map(|v| u128::from(v & u64::MAX >> (64 - bits)));
+                        r.iter_mut().zip(v).for_each(|(r, v)| *r |= v << (k * bits));
+                    }
+                    regs.w128(d, cx.m, &r);
+                });
+            })
+        }
+        _ => {
+            let (d, s) = (i.dst(0)?, i.src(1, ty)?);
+            Op::computes(Spread::Bits, &[s], &[], move |cx| cx.w.regs.copy(d, s, cx.m))
+        }
+    })
+}
+
+fn cvt(i: &mut Ins<'_>) -> Decoded {
+    let stochastic = i.has("rs");
+    let away = i.has("rna");
+    let round = if away { Some(Round::NearestAway) } else { rounding(i) }.unwrap_or(Round::NearestEven);
+    let integral = i.one_of(IntRound::NAMES);
+    let clamp = Clamp { sat: i.has("sat"), satfinite: i.has("satfinite"), relu: i.has("relu") };
+    let ftz = i.has("ftz");
+    if i.has("scaled::n2::ue8m0") {
+        return i.error("scaled conversions are not executed");
+    }
+    if i.has("pack") {
+        return pack(i);
+    }
+    let types = i.parse_all(|m| narrow(m).or_else(|| single(m)));
+    let [(to, step, n_to), (from, width, n_from)] = types[..] else {
+        return i.error("needs a destination and a source type the simulator converts");
+    };
+    let how = How { to, from, round, integral, clamp, ftz };
+    let source = match (from, width) {
+        (Number::Float(f), 32) if f == F32 => Type::F32,
+        (Number::Float(f), 64) if f == F64 => Type::F64,
+        _ => untyped(width),
+    };
+    let d = i.dst(0)?;
+    match (n_to, n_from) {
+        (1, 1) => {
+            let s = i.src(1, source)?;
+            Ok(single_number(how, d, s))
+        }
+        (_, 1) => {
+            // `d, {a, b, c, e}, random` or `d, a, b[, random]`: the first is the uppermost.
+            let vector = matches!(i.operand(1)?, Operand::Vector(_));
+            let mut s = match vector {
+                true => i.srcs(1, source)?,
+                false => (1..=n_to as usize).map(|k| i.src(k, source)).collect::<Decoded<_>>()?,
             };
-            let r = std::array::from_fn(|i| if m >> i & 1 != 0 { widen(one(how, v[i])) } else { 0 });
-            cx.w.regs.w64(*d, m, &r);
-        }
-        Convert::Many { to, from, step, round, clamp, ftz, d, s } => {
-            let mut r = [0u64; 32];
-            for (k, s) in s.iter().enumerate() {
-                let v = cx.w.regs.r64(*s, m);
-                for i in lanes(m) {
-                    let e = write(*to, read(*from, *ftz, v[i]), *round, *clamp);
-                    r[i] |= (e & ((1 << step) - 1)) << (k as u32 * step);
-                }
+            s.reverse();
+            if s.len() != n_to as usize {
+                return i.error(format!("needs {n_to} numbers to convert, has {}", s.len()));
             }
-            cx.w.regs.w64(*d, m, &r);
-        }
-        Convert::Packed { to, from, width, step, n, round, clamp, d, s } => {
-            let v = cx.w.regs.r64(*s, m);
-            let convert = |bits: u64| {
-                (0..*n).fold(0, |out, k| {
-                    let e = bits >> (k * width) & ((1 << width) - 1);
-                    out | write(*to, read(*from, false, e), *round, *clamp) << (k * step)
-                })
-            };
-            cx.w.regs.w64(*d, m, &v.map(convert));
-        }
-        Convert::Stochastic { to, step, clamp, d, s, random } => {
-            stochastic(cx, *to, *step, *clamp, *d, s, *random)?
-        }
-        Convert::PackInt { to, d, s, below } => {
-            let (a, b) = (cx.w.regs.r32(s[0], m), cx.w.regs.r32(s[1], m));
-            let c = below.map(|c| cx.w.regs.r32(c, m));
-            let sat = |v: u32| to.bits_of(i128::from(v as i32).clamp(to.min(), to.max()));
-            let r = std::array::from_fn(|i| {
-                let pair = sat(a[i]) << to.bits | sat(b[i]);
-                c.map_or(pair, |c| u64::from(c[i]) << (2 * to.bits) | pair) & u64::from(u32::MAX)
-            });
-            cx.w.regs.w64(*d, m, &r);
-        }
-        _ => return addresses(op, cx),
-    }
-    Ok(Flow::Next)
-}
-
-/// Instructions that change what an address means.
-fn addresses(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
-    let m = cx.m;
-    match op {
-        Convert::Address(space, to, d, s) => {
-            let v = cx.w.regs.r64(*s, m);
-            let f =
-                |a: u64| if *to { memory::from_generic(*space, a) } else { memory::to_generic(*space, a) };
-            cx.w.regs.w64(*d, m, &v.map(f));
-        }
-        Convert::IsSpace(space, d, s) => {
-            let v = cx.w.regs.r64(*s, m);
-            let rank = cx.w.regs.ids.rank;
-            let p = (0..32).fold(0, |p, i| p | u32::from(in_space(*space, v[i], rank)) << i);
-            cx.w.regs.wpred(*d, m, p);
-        }
-        Convert::Map(generic, d, a, rank) => {
-            let (a, rank) = (cx.w.regs.r64(*a, m), cx.w.regs.r32(*rank, m));
-            let size = cx.cl.ctas.len() as u32;
-            if let Some(l) = lanes(m).find(|&l| rank[l] >= size) {
-                return Err(Fault::new(
-                    Check::Bounds,
-                    format!("mapa to rank {} of a cluster of {size} CTAs", rank[l]),
-                )
-                .lane(l as u32));
+            if !stochastic {
+                let spread = Spread::Places(step, from.bits());
+                return Ok(Op::computes(spread, &s.clone(), &[], move |cx| {
+                    each(cx, d, &s, step, |_, _, v| {
+                        write(to, read(from, ftz, v), round, clamp) & ((1 << step) - 1)
+                    });
+                }));
             }
-            let low = (1 << RANK_SHIFT) - 1;
-            let base = if *generic { SHARED_WINDOW } else { 0 };
-            let r = std::array::from_fn(|i| base | a[i] & low | u64::from(rank[i]) << RANK_SHIFT);
-            cx.w.regs.w64(*d, m, &r);
+            let Number::Float(to) = to else { return i.error(".rs needs a floating-point type") };
+            let random = i.src(i.count() - 1, Type::B32)?;
+            Ok(Op::computes(Spread::Places(step, 32), &s.clone(), &[random], move |cx| {
+                let random = cx.w.regs.r32(random, cx.m);
+                each(cx, d, &s, step, |l, k, v| {
+                    let bits = random_bits(random[l], step, k);
+                    encode_stochastic(to, f32::from_bits(v as u32), bits, clamp)
+                });
+            }))
         }
-        Convert::Rank(generic, d, a) => {
-            let a = cx.w.regs.r64(*a, m);
-            let r = a.map(|a| {
-                let a = if *generic { memory::from_generic(Space::SharedCluster, a) } else { a };
-                a as u32 >> RANK_SHIFT
-            });
-            cx.w.regs.w32(*d, m, &r);
+        (a, b) if a == b => {
+            let s = i.src(1, Type::B32)?;
+            Ok(Op::computes(Spread::Elements(width, step), &[s], &[], move |cx| {
+                let v = cx.w.regs.r64(s, cx.m);
+                let convert = |bits: u64| {
+                    (0..a).fold(0, |out, k| {
+                        let e = bits >> (k * width) & ((1 << width) - 1);
+                        out | write(to, read(from, false, e), round, clamp) << (k * step)
+                    })
+                };
+                cx.w.regs.w64(d, cx.m, &v.map(convert));
+            }))
         }
-        _ => {}
+        _ => i.error("converts between different numbers of elements"),
     }
-    Ok(Flow::Next)
 }
 
-fn pack(regs: &mut Regs, m: u32, d: Dst, s: &[Src], bits: u32) {
-    let mut r = [0u128; 32];
-    for (k, s) in s.iter().enumerate() {
-        let v = regs.r64(*s, m);
-        let keep = u64::MAX >> (64 - bits);
-        for (r, v) in r.iter_mut().zip(v) {
-            *r |= u128::from(v & keep) << (k as u32 * bits);
+/// `cvt` of one number. A result narrower than its register is extended as its type says.
+fn single_number(how: How, d: Dst, s: Src) -> Op {
+    let extend = if matches!(d, Dst::Reg(Reg::R64(_))) { 64 } else { 32 };
+    let widen = move |r: u64| match how.to {
+        Number::Int(ty) if ty.signed && ty.bits < extend => {
+            IntType { bits: extend, signed: true }.bits_of(ty.value(r))
         }
-    }
-    regs.w128(d, m, &r);
+        _ => r,
+    };
+    let spread = match (how.to, how.from) {
+        (Number::Int(_), Number::Int(_)) if !how.clamp.sat => Spread::Bits,
+        (_, from) => Spread::Whole(from.bits()),
+    };
+    Op::computes(spread, &[s], &[], move |cx| {
+        let (v, m) = (cx.w.regs.r64(s, cx.m), cx.m);
+        let r = std::array::from_fn(|i| if m >> i & 1 != 0 { widen(one(&how, v[i])) } else { 0 });
+        cx.w.regs.w64(d, m, &r);
+    })
 }
 
-fn unpack(regs: &mut Regs, m: u32, d: &[Dst], s: Src, bits: u32) {
-    let v = regs.r128(s, m);
-    let keep = u64::MAX >> (64 - bits);
-    for (k, d) in d.iter().enumerate() {
-        let part = v.map(|v| (v >> (k as u32 * bits)) as u64 & keep);
-        regs.w64(*d, m, &part);
+/// Converts several numbers into places of `step` bits of one register, from the lowest up: `f` takes lane, place and bits.
+fn each(cx: &mut Cx<'_, '_>, d: Dst, s: &[Src], step: u32, f: impl Fn(usize, u32, u64) -> u64) {
+    let mut r = [0u64; 32];
+    for (k, s) in (0..).zip(s) {
+        let v = cx.w.regs.r64(*s, cx.m);
+        lanes(cx.m).for_each(|l| r[l] |= f(l, k, v[l]) << (k * step));
     }
+    cx.w.regs.w64(d, cx.m, &r);
+}
+
+/// `cvt.pack`: two s32, saturated, and maybe bits below them that are shifted up.
+fn pack(i: &mut Ins<'_>) -> Decoded {
+    // d, a, b: the first type is the result's; `.b32` appears when bits are shifted up.
+    let Some(to) = i.types().first().copied() else { return i.error("needs types") };
+    let to = IntType { bits: to.bits(), signed: to.is_signed() };
+    let (d, s) = (i.dst(0)?, [i.src(1, Type::S32)?, i.src(2, Type::S32)?]);
+    let below = i.optional(3, Type::B32)?;
+    let operands: Vec<Src> = s.into_iter().chain(below).collect();
+    Ok(Op::computes(Spread::Whole(64), &operands, &[], move |cx| {
+        let [a, b] = s.map(|s| cx.w.regs.r32(s, cx.m));
+        let c = below.map(|c| cx.w.regs.r32(c, cx.m));
+        let sat = |v: u32| to.bits_of(i128::from(v as i32).clamp(to.min(), to.max()));
+        let r = std::array::from_fn(|i| {
+            let pair = sat(a[i]) << to.bits | sat(b[i]);
+            c.map_or(pair, |c| u64::from(c[i]) << (2 * to.bits) | pair) & u64::from(u32::MAX)
+        });
+        cx.w.regs.w64(d, cx.m, &r);
+    }))
 }
 
 /// The random bits of place `k` from below, of results `step` bits apart (PTX ISA 9.7.9.21): 16 bits each to two
@@ -214,27 +381,4 @@ fn random_bits(random: u32, step: u32, k: u32) -> u32 {
             bytes & 0xff | bytes >> 8 & 0xff00
         }
     }
-}
-
-fn stochastic(
-    cx: &mut Cx<'_, '_>,
-    to: Format,
-    step: u32,
-    clamp: Clamp,
-    d: Dst,
-    s: &[Src],
-    random: Src,
-) -> Result<()> {
-    let m = cx.m;
-    let random = cx.w.regs.r32(random, m);
-    let mut r = [0u64; 32];
-    for (k, s) in s.iter().enumerate() {
-        let v = cx.w.regs.r32(*s, m);
-        for i in lanes(m) {
-            let bits = random_bits(random[i], step, k as u32);
-            r[i] |= encode_stochastic(to, f32::from_bits(v[i]), bits, clamp) << (step * k as u32);
-        }
-    }
-    cx.w.regs.w64(d, m, &r);
-    Ok(())
 }

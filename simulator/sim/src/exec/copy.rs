@@ -1,230 +1,204 @@
-//! Asynchronous copies without a tensor map.
+//! Asynchronous copies without a tensor map. PTX ISA 9.7.9.25 (`cp.async`, `cp.async.bulk`), `st.async`, `red.async`,
+//! `st.bulk`, `clusterlaunchcontrol.try_cancel`.
 
+use super::atomic::{Reduce, reduction};
 use super::mbarrier::locate;
 use super::*;
 use crate::check::lanes::Who;
-use crate::check::order::{Part, View};
-use crate::decode::copy::{Bulk, BulkCopy, Completion, CpAsync, Reduce};
-use crate::machine::engine::Job;
-use crate::machine::groups::{OpId, OpState};
-use dualgemm_ptx::Type;
+use crate::machine::groups::OpId;
 
-impl Cluster<'_> {
-    /// Registers an operation that threads can wait for in a group.
-    pub fn start_op(&mut self, agent: &Agent, lanes: u32) -> OpId {
-        self.next_op += 1;
-        let state = OpState {
-            read: false,
-            done: false,
-            pc: agent.pc,
-            owner: (agent.cta, agent.warp),
-            view: Arc::new(agent.outcome()),
-            lanes,
-        };
-        self.ops.insert(self.next_op, state);
-        self.next_op
-    }
-
-    /// Lets those who wait for an operation know what it did for themselves alone.
-    fn owned(&mut self, op: OpId, agent: &Agent) {
-        if let Some(state) = self.ops.get_mut(&op) {
-            let mut view = View::default();
-            view.learn_part(Part { actor: agent.actor, clock: agent.clock, lanes: state.lanes, own: true });
-            state.view = Arc::new(view);
-        }
-    }
-
-    /// Notes how far an operation has come.
-    pub fn finish_op(&mut self, op: OpId, done: bool) {
-        if let Some(state) = self.ops.get_mut(&op) {
-            state.read = true;
-            state.done |= done;
-        }
-    }
-
-    /// Carries out `job` as this agent at a later point.
-    pub fn later(
-        &mut self,
-        agent: Agent,
-        job: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
-    ) {
-        let due = self.due();
-        self.engine.push(due, agent, false, Box::new(job));
-    }
-
-    /// As [`later`](Cluster::later), for what reads shared memory for a bulk store.
-    pub fn later_store(
-        &mut self,
-        agent: Agent,
-        job: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
-    ) {
-        let due = self.due();
-        self.engine.push(due, agent, !self.launch.config.checks.strict, Box::new(job));
-    }
-
-    /// Writes later, to global memory or not, what an operation has read; in turn if others can notice the order.
-    pub fn write_later(
-        &mut self,
-        agent: Agent,
-        (global, ordered): (bool, bool),
-        write: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
-    ) {
-        let job: Job = match ordered {
-            true => Box::new(move |cl: &mut Cluster<'_>, me: &Agent| {
-                if cl.may_touch_global() {
-                    return write(cl, me);
-                }
-                cl.ordered.push((me.clone(), Box::new(write)));
-                Ok(())
-            }),
-            false => Box::new(write),
-        };
-        let due = self.due();
-        self.engine.push(due, agent, global, job);
-    }
-
-    /// Writes for an asynchronous operation, reducing if asked; only bytes of `mask` (one bit for each of 16 bytes).
-    pub fn async_reduce(
-        &mut self,
-        at: Place,
-        src: &[u8],
-        reduce: Option<Reduce>,
-        mask: u16,
-        agent: &Agent,
-    ) -> Result<()> {
-        if reduce.is_none() && mask == u16::MAX {
-            return self.async_write(at, src, agent);
-        }
-        let global = matches!(at, Place::Global(_));
-        let mut old = vec![0; src.len()];
-        // Reductions of global memory are strong; that one access is all of them.
-        let kind = if global { Kind::PROXY_WRITE.strong(Some(Scope::Gpu)) } else { Kind::PROXY_READ };
-        self.touch(at, src.len(), kind, agent.who())?;
-        self.read_at(at, &mut old)?;
-        match reduce {
-            Some(reduce) => apply(reduce, &mut old, src, global)?,
-            None => {
-                let written = old.iter_mut().zip(src).enumerate().filter(|(k, _)| mask >> (k % 16) & 1 != 0);
-                written.for_each(|(_, (o, s))| *o = *s);
-            }
-        }
-        match global && reduce.is_some() {
-            true => self.write_at(at, &old),
-            false => self.async_write(at, &old, agent),
-        }
-    }
+/// How the completion of a bulk copy is noticed.
+#[derive(Clone, Copy)]
+enum Completion {
+    /// Bytes are counted on this barrier.
+    Mbarrier(Addr),
+    /// The thread's bulk group.
+    Group,
 }
 
-/// Reduces elements of `src` into `old`.
-pub fn apply(reduce: Reduce, old: &mut [u8], src: &[u8], global: bool) -> Result<()> {
-    let (op, ty) = reduce;
-    let n = ty.bits() as usize / 8;
-    for (o, s) in old.chunks_exact_mut(n).zip(src.chunks_exact(n)) {
-        let value = |b: &[u8]| {
-            let mut x = [0; 8];
-            x[..n].copy_from_slice(b);
-            u64::from_le_bytes(x)
-        };
-        let new = op.apply(ty, value(o), value(s), global)?;
-        o.copy_from_slice(&new.to_le_bytes()[..n]);
-    }
-    Ok(())
+#[derive(Clone, Copy)]
+struct BulkCopy {
+    to: Addr,
+    from: Addr,
+    size: Src,
+    completion: Completion,
+    multicast: Option<Src>,
+    reduce: Option<Reduce>,
+    /// Mask of the bytes of every 16 that are written.
+    bytes: Option<Src>,
 }
 
-impl Cx<'_, '_> {
-    /// Waits until at most `n` groups of a kind are unfinished, then learns what the finished ones did.
-    pub(super) fn wait_groups(&mut self, kind: GroupKind, n: u32) -> Result {
-        let read = kind == GroupKind::BulkRead;
-        let must = self.w.async_groups.must_finish(kind, self.m, n);
-        let pending = |op: &OpId| self.cl.ops.get(op).is_some_and(|s| !(s.done || read && s.read));
-        if must.iter().any(pending) {
-            return Ok(Flow::Wait(Wait::Groups { kind, n }));
-        }
-        let mut gone = Vec::new();
-        for op in must {
-            if let Some(state) = self.cl.ops.get(&op) {
-                if state.done {
-                    gone.push(op);
-                }
-                self.g.known.join(self.m & state.lanes, &state.view);
-            }
-        }
-        for op in &gone {
-            self.cl.ops.remove(op);
-        }
-        let ops = &self.cl.ops;
-        self.w.async_groups.retire(kind, |op| !ops.contains_key(&op));
-        Ok(Flow::Next)
-    }
-
-    /// An agent for one more operation of this group.
-    pub(super) fn agent(&mut self) -> Agent {
-        self.agent_of(self.m)
-    }
-
-    /// An agent for one more operation of these lanes.
-    pub(super) fn agent_of(&mut self, lanes: u32) -> Agent {
-        self.cl.agent(self.cta, self.w, self.g, lanes)
-    }
-
-    /// An agent that acts for each of the lanes by itself.
-    fn agent_of_each(&mut self) -> Agent {
-        let view = self.w.so_far(self.g, self.m);
-        Agent { view, ..self.agent() }
-    }
+/// `cp.async` of 4, 8 or 16 bytes.
+#[derive(Clone, Copy)]
+struct Small {
+    /// Shared destination.
+    to: Addr,
+    /// Global source.
+    from: Addr,
+    bytes: u32,
+    /// Bytes read, if fewer; the rest is zeroed.
+    source: Option<Src>,
+    /// Predicate: read nothing.
+    ignore: Option<Src>,
 }
 
-pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        CpAsync::Commit => {
-            cx.w.async_groups.commit(GroupKind::CpAsync, cx.m);
-            Ok(Flow::Next)
-        }
-        CpAsync::Wait(n) => cx.wait_groups(GroupKind::CpAsync, *n),
-        CpAsync::WaitAll => {
-            cx.w.async_groups.commit(GroupKind::CpAsync, cx.m);
+/// `cp.async` without bulk
+pub fn cp_async(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["async"]);
+    if i.has("mbarrier") {
+        i.ignore(&["arrive", "b64"]);
+        let (noinc, space) = (i.has("noinc"), i.space());
+        let a = i.addr(0, space)?;
+        return Ok(Op::new(move |cx| super::mbarrier::copy_arrive(cx, &a, noinc)));
+    }
+    let commit = |cx: &mut Cx<'_, '_>| cx.w.async_groups.commit(GroupKind::CpAsync, cx.m);
+    if i.has("commit_group") {
+        return Ok(Op::new(commit));
+    }
+    if i.has("wait_all") {
+        return Ok(Op::new(move |cx| {
+            commit(cx);
             cx.wait_groups(GroupKind::CpAsync, 0)
+        }));
+    }
+    if i.has("wait_group") {
+        let n = i.constant(0)?;
+        return Ok(Op::new(move |cx| cx.wait_groups(GroupKind::CpAsync, n)));
+    }
+    let hint = i.ast.has("L2::cache_hint");
+    i.cache_hints();
+    i.ignore(&["shared", "shared::cta", "global"]);
+    let bytes = i.constant(2)?;
+    if !matches!(bytes, 4 | 8 | 16) {
+        return i.error(format!("copies {bytes} bytes: 4, 8 or 16 are allowed"));
+    }
+    let extra = if i.count() > 3 + usize::from(hint) { Some(i.src(3, Type::U32)?) } else { None };
+    let predicate = |s: &Src| matches!(s, Src::Reg(Reg::Pred(_)) | Src::NotPred(_));
+    let (ignore, source) = (extra.filter(predicate), extra.filter(|s| !predicate(s)));
+    let copy =
+        Small { to: i.addr(0, Space::SharedCta)?, from: i.addr(1, Space::Global)?, bytes, source, ignore };
+    Ok(Op::new(move |cx| copy.start(cx)))
+}
+
+/// `cp.async.bulk` and `cp.reduce.async.bulk` without tensor
+pub fn bulk(i: &mut Ins<'_>) -> Decoded {
+    let reducing = i.ast.modifiers.first().is_some_and(|m| m == "reduce");
+    i.ignore(&["async", "bulk", "reduce"]);
+    if i.has("commit_group") {
+        return Ok(Op::new(|cx| cx.w.async_groups.commit(GroupKind::Bulk, cx.m)));
+    }
+    if i.has("wait_group") {
+        let kind = if i.has("read") { GroupKind::BulkRead } else { GroupKind::Bulk };
+        let n = i.constant(0)?;
+        return Ok(Op::new(move |cx| cx.wait_groups(kind, n)));
+    }
+    if i.has("prefetch") {
+        return Ok(i.nothing());
+    }
+    i.cache_hints();
+    let (masked, multicast) = (i.has("cp_mask"), i.has("multicast::cluster"));
+    let (counted, grouped) = (i.has("mbarrier::complete_tx::bytes"), i.has("bulk_group"));
+    // The first space is the destination's, the second the source's.
+    let [to, from] = i.spaces()[..] else { return i.error("needs a destination and a source space") };
+    let reduce = if reducing {
+        i.ignore(&["noftz"]);
+        let ty = i.ty()?;
+        reduction(i, ty, true)?
+    } else {
+        None
+    };
+    let completion = match (counted, grouped) {
+        (true, false) => Completion::Mbarrier(i.addr(3, Space::SharedCluster)?),
+        (false, true) => Completion::Group,
+        _ => return i.error("needs .mbarrier::complete_tx::bytes or .bulk_group"),
+    };
+    let multicast = if multicast { Some(i.src(4, Type::B16)?) } else { None };
+    let bytes = if masked { Some(i.src(i.count() - 1, Type::B16)?) } else { None };
+    let (to, from, size) = (i.addr(0, to)?, i.addr(1, from)?, i.src(2, Type::U32)?);
+    let op = BulkCopy { to, from, size, completion, multicast, reduce, bytes };
+    Ok(Op::new(move |cx| copy(cx, &op)))
+}
+
+/// `st.async`, `red.async`: values to another CTA, whose barrier counts the bytes.
+pub fn async_store(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["async", "relaxed", "weak", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes"]);
+    i.ignore(&["v2", "v4"]);
+    let ty = i.ty()?;
+    let reduce = reduction(i, ty, i.ast.root == "red")?;
+    let (to, barrier) = (i.addr(0, Space::SharedCluster)?, i.addr(2, Space::SharedCluster)?);
+    let s = i.srcs(1, ty)?;
+    Ok(Op::new(move |cx| store(cx, &to, ty, &s, &barrier, reduce)))
+}
+
+/// `st.bulk`: zeros.
+pub fn st_bulk(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["bulk", "weak"]);
+    let space = i.space();
+    if i.src(2, Type::U64)? != Src::Imm(0) {
+        return i.error("the initial value is 0");
+    }
+    let (a, size) = (i.addr(0, space)?, i.src(1, Type::U64)?);
+    Ok(Op::new(move |cx| -> Result<()> {
+        let (addresses, size) = (cx.addresses(&a), cx.w.regs.r64(size, cx.m));
+        for l in lanes(cx.m) {
+            cx.aligned_to(a.space, addresses[l], 8, l)?;
+            cx.write_lane(a.space, addresses[l], l, Kind::WRITE, &vec![0; size[l] as usize])?;
         }
-        CpAsync::Copy { to, from, bytes, source, ignore } => {
-            let (dst, src) = (cx.addresses(to), cx.addresses(from));
-            let m = cx.m;
-            let sizes = source.map(|s| cx.w.regs.r32(s, m));
-            let ignore = ignore.map_or(0, |p| cx.w.regs.pred(p, m));
-            if cx.w.regs.bad.is_some() {
-                return Ok(Flow::Next);
+        Ok(())
+    }))
+}
+
+/// `clusterlaunchcontrol.try_cancel`, also to every CTA of the cluster. Every CTA is launched, so no launch can be cancelled:
+/// the response says so.
+pub fn try_cancel(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"]);
+    let all = i.has("multicast::cluster::all");
+    let (Operand::Address(_), Operand::Address(_)) = (i.operand(0)?, i.operand(1)?) else {
+        return i.error("needs the address of the response and of a barrier");
+    };
+    let (response, barrier) = (i.addr(0, Space::SharedCta)?, i.addr(1, Space::SharedCta)?);
+    Ok(Op::new(move |cx| answer(cx, &response, &barrier, all)))
+}
+
+impl Small {
+    fn start(self, cx: &mut Cx<'_, '_>) -> Result<()> {
+        let Small { to, from, bytes, source, ignore } = self;
+        let (dst, src) = (cx.addresses(&to), cx.addresses(&from));
+        let m = cx.m;
+        let sizes = source.map(|s| cx.w.regs.r32(s, m));
+        let ignore = ignore.map_or(0, |p| cx.w.regs.pred(p, m));
+        cx.defined()?;
+        let mut copies = Vec::new();
+        for l in lanes(m) {
+            let mut n = sizes.map_or(bytes, |s| s[l]);
+            if n > bytes {
+                return Err(fault!(Check::Illegal, "cp.async of {bytes} bytes with a source size of {n}")
+                    .lane(l as u32));
             }
-            let mut copies = Vec::new();
-            for l in lanes(m) {
-                let mut n = sizes.map_or(*bytes, |s| s[l]);
-                if n > *bytes {
-                    let text = format!("cp.async of {bytes} bytes with a source size of {n}");
-                    return Err(Fault::new(Check::Illegal, text).lane(l as u32));
-                }
-                if ignore >> l & 1 != 0 {
-                    n = 0;
-                }
-                cx.aligned_to(to.space, dst[l], (*bytes).into(), l)?;
-                cx.aligned_to(from.space, src[l], (*bytes).into(), l)?;
-                copies.push((l, place(to.space, dst[l]), src[l], n as usize));
+            if ignore >> l & 1 != 0 {
+                n = 0;
             }
-            let agent = cx.agent_of_each();
-            let op = cx.cl.start_op(&agent, m);
-            if cx.w.apart {
-                cx.cl.owned(op, &agent);
-            }
-            cx.w.async_groups.start(GroupKind::CpAsync, m, op);
-            let (total, apart) = (*bytes as usize, cx.w.apart);
-            cx.cl.later(agent, move |cl, me| {
-                for (l, to, from, n) in copies {
-                    let lanes = if apart { Lanes::One(l) } else { Lanes::Any };
-                    let who = Who { lanes, ..me.who() };
-                    copy_small(cl, who, to, from, n, total).map_err(|f| f.lane(l as u32))?;
-                }
-                cl.finish_op(op, true);
-                Ok(())
-            });
-            Ok(Flow::Next)
+            cx.aligned_to(to.space, dst[l], bytes.into(), l)?;
+            cx.aligned_to(from.space, src[l], bytes.into(), l)?;
+            copies.push((l, place(to.space, dst[l]), src[l], n as usize));
         }
+        let agent = cx.agent_of_each();
+        let op = cx.cl.start_op(&agent, m);
+        if cx.w.apart {
+            cx.cl.owned(op, &agent);
+        }
+        cx.w.async_groups.start(GroupKind::CpAsync, m, op);
+        let (total, apart) = (bytes as usize, cx.w.apart);
+        cx.cl.later(agent, move |cl, me| {
+            for (l, to, from, n) in copies {
+                let lanes = if apart { Lanes::One(l) } else { Lanes::Any };
+                let who = Who { lanes, ..me.who() };
+                copy_small(cl, who, to, from, n, total).map_err(|f| f.lane(l as u32))?;
+            }
+            cl.finish_op(op, true);
+            Ok(())
+        });
+        Ok(())
     }
 }
 
@@ -249,41 +223,20 @@ fn copy_small(
     cl.write_at(to, &buffer[..total])
 }
 
-pub fn bulk(op: &Bulk, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Bulk::Commit => {
-            cx.w.async_groups.commit(GroupKind::Bulk, cx.m);
-            Ok(Flow::Next)
-        }
-        Bulk::Wait(n, read) => cx.wait_groups(if *read { GroupKind::BulkRead } else { GroupKind::Bulk }, *n),
-        Bulk::Copy(op) => copy(cx, op),
-        Bulk::Store { to, ty, s, barrier, reduce } => store(cx, to, *ty, s, barrier, *reduce),
-        Bulk::Fill(a, size) => {
-            let (addresses, size) = (cx.addresses(a), cx.w.regs.r64(*size, cx.m));
-            for l in lanes(cx.m) {
-                cx.aligned_to(a.space, addresses[l], 8, l)?;
-                cx.write_lane(a.space, addresses[l], l, Kind::WRITE, &vec![0; size[l] as usize])?;
-            }
-            Ok(Flow::Next)
-        }
-        Bulk::TryCancel(response, barrier, all) => try_cancel(cx, response, barrier, *all),
-    }
-}
-
 /// Ranks of the CTAs that a multicast mask names.
 pub fn destinations(cl: &Cluster<'_>, mask: u64) -> Result<Vec<u32>> {
     let size = cl.ctas.len() as u32;
     let mask = mask & 0xffff;
     if mask == 0 || mask >> size != 0 {
-        return Err(Fault::new(
+        return Err(fault!(
             Check::Illegal,
-            format!("multicast mask {mask:#06x} in a cluster of {size} CTAs: each bit names a rank"),
+            "multicast mask {mask:#06x} in a cluster of {size} CTAs: each bit names a rank"
         ));
     }
     Ok((0..size).filter(|r| mask >> r & 1 != 0).collect())
 }
 
-fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
+fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result<()> {
     let BulkCopy { to, from, size, completion, multicast, reduce, bytes: mask } = *op;
     let m = cx.m;
     let (dst, src) = (cx.addresses(&to), cx.addresses(&from));
@@ -294,9 +247,7 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
     };
     let multicast = multicast.map(|s| cx.w.regs.r64(s, m));
     let mask = mask.map(|s| cx.w.regs.r32(s, m));
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     // Lanes that store the same do it once, as in `tma::store`.
     let once = reduce.is_none() && barriers.is_none();
     for l in lanes(m) {
@@ -307,8 +258,11 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
         }
         let n = size[l];
         if n == 0 || !n.is_multiple_of(16) {
-            let text = format!("a bulk copy of {n} bytes: the size is a multiple of 16, not 0");
-            return Err(Fault::new(Check::Align, text).lane(l as u32));
+            return Err(fault!(
+                Check::Align,
+                "a bulk copy of {n} bytes: the size is a multiple of 16, not 0"
+            )
+            .lane(l as u32));
         }
         cx.aligned_to(to.space, dst[l], 16, l)?;
         cx.aligned_to(from.space, src[l], 16, l)?;
@@ -330,10 +284,11 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
         if let (Some((rank, _)), Place::Shared { rank: to, .. }, None) = (signal, to, &ranks)
             && rank != to
         {
-            let text = format!(
+            return Err(fault!(
+                Check::Mbarrier,
                 "the destination is in rank {to}, its mbarrier in rank {rank}: they must be in one CTA"
-            );
-            return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
+            )
+            .lane(l as u32));
         }
         let agent = cx.agent_of(alike);
         let op = match signal {
@@ -351,7 +306,7 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
             None => cx.cl.later_store(agent, move |cl, me| moved.carry_out(cl, me)),
         }
     }
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// A bulk copy in flight.
@@ -402,13 +357,11 @@ fn store(
     s: &[Src],
     barrier: &Addr,
     reduce: Option<Reduce>,
-) -> Result {
+) -> Result<()> {
     let m = cx.m;
     let (dst, barriers) = (cx.addresses(to), cx.addresses(barrier));
     let values: Vec<_> = s.iter().map(|s| cx.w.regs.r64(*s, m)).collect();
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     let width = ty.bytes() as usize;
     let mut work = Vec::new();
     for l in lanes(m) {
@@ -426,11 +379,10 @@ fn store(
         }
         Ok(())
     });
-    Ok(Flow::Next)
+    Ok(())
 }
 
-/// Every CTA is launched, so no launch can be cancelled: the response says so.
-fn try_cancel(cx: &mut Cx<'_, '_>, response: &Addr, barrier: &Addr, all: bool) -> Result {
+fn answer(cx: &mut Cx<'_, '_>, response: &Addr, barrier: &Addr, all: bool) -> Result<()> {
     let (to, barriers) = (cx.addresses(response), cx.addresses(barrier));
     for l in lanes(cx.m) {
         cx.aligned_to(response.space, to[l], 16, l)?;
@@ -446,5 +398,5 @@ fn try_cancel(cx: &mut Cx<'_, '_>, response: &Addr, barrier: &Addr, all: bool) -
             Ok(())
         });
     }
-    Ok(Flow::Next)
+    Ok(())
 }

@@ -1,163 +1,255 @@
 //! Fences, named barriers of a CTA, the cluster barrier, and `__syncwarp`.
+//! PTX ISA 9.7.13.1 (`bar`), 9.7.13.2 (`barrier.cluster`), 9.7.13.5 (`fence`).
 
 use super::*;
 use crate::check::proxy::Fence as Proxied;
-use crate::decode::fence::{Barrier, Fence, Kind, Memories};
 
-pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Fence::Memory { scope, acquire, release } => {
-            if *acquire && let Some((lanes, view)) = cx.g.carried.observed.take() {
-                cx.g.known.join(lanes & cx.m, &view);
-                if lanes & !cx.m != 0 {
-                    cx.g.carried.observed = Some((lanes & !cx.m, view));
-                }
-            }
-            if *release {
-                cx.g.carried.fenced = Some((*scope, cx.w.so_far(cx.g, cx.m)));
-                cx.g.carried.quiet = true;
-            }
+/// What a CTA barrier does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Sync,
+    Arrive,
+    Popc,
+    And,
+    Or,
+}
+
+/// A barrier of a CTA.
+struct Barrier {
+    kind: Kind,
+    /// Whether the warp executes it as one.
+    aligned: bool,
+    /// Barrier number.
+    id: Src,
+    /// Threads that take part; all if absent.
+    count: Option<Src>,
+    /// Result and predicate of `red`.
+    vote: Option<(Dst, Src)>,
+}
+
+/// `.gl` is what `membar` calls the GPU.
+fn scope(i: &mut Ins<'_>) -> Decoded<Scope> {
+    match i.one_of(Scope::NAMES).or_else(|| i.has("gl").then_some(Scope::Gpu)) {
+        Some(scope) => Ok(scope),
+        None => i.error("needs a scope: .cta .cluster .gpu or .sys"),
+    }
+}
+
+/// `fence`, `membar`
+pub fn fence(i: &mut Ins<'_>) -> Decoded {
+    let named = |what: fn(&str) -> bool| i.ast.modifiers.iter().any(|m| what(m));
+    if named(|m| m.starts_with("proxy")) {
+        let [asynchronous, tensormap] =
+            [named(|m| m.starts_with("async")), named(|m| m.starts_with("tensormap"))];
+        if !(asynchronous || tensormap || i.ast.has("alias")) {
+            return i.error("needs a proxy: .alias, .async or .tensormap::generic");
         }
-        Fence::Async(memories) => {
-            let own = Proxied::Cta(cx.cta as u32);
-            let memories: &[_] = match memories {
-                Memories::All => &[Proxied::Global, Proxied::Cluster],
-                Memories::Global => &[Proxied::Global],
-                Memories::Cluster => &[Proxied::Cluster],
-                Memories::Cta => std::slice::from_ref(&own),
-            };
-            cx.w.fence_proxy(cx.g, cx.m, memories);
+        // Which memories generic writes to become visible to the async proxy; all if none is named.
+        let memories = match () {
+            () if named(|m| m.ends_with("shared::cluster")) => vec![Proxied::Cluster],
+            () if named(|m| m.ends_with("shared::cta")) => Vec::new(),
+            () if named(|m| m.ends_with("global")) => vec![Proxied::Global],
+            () => vec![Proxied::Global, Proxied::Cluster],
+        };
+        let acquire = i.has("acquire");
+        let between = tensormap && (acquire || i.has("release"));
+        let scope = if between { Some(scope(i)?) } else { None };
+        let nothing = i.nothing();
+        return Ok(match scope {
+            Some(scope) => Op::new(move |cx| order(cx, scope, acquire, !acquire)),
+            // The other proxies are one here.
+            None if !asynchronous => nothing,
+            None if memories.is_empty() => {
+                Op::new(|cx| cx.w.fence_proxy(cx.g, cx.m, &[Proxied::Cta(cx.cta as u32)]))
+            }
+            None => Op::new(move |cx| cx.w.fence_proxy(cx.g, cx.m, &memories)),
+        });
+    }
+    let initialized = i.has("mbarrier_init");
+    // Restricted to one space: a fence of everything is at least as strong.
+    i.ignore_if(|m| m.starts_with("sync_restrict"));
+    let (acquire, release) = (i.has("acquire"), i.has("release"));
+    i.ignore(&["acq_rel", "sc"]);
+    let scope = scope(i)?;
+    if initialized {
+        return Ok(Op::new(|cx| cx.w.fence_initialized(cx.g, cx.m)));
+    }
+    let both = acquire == release;
+    Ok(Op::new(move |cx| order(cx, scope, both || acquire, both || release)))
+}
+
+/// Orders memory accesses: the halves of a fence.
+pub fn order(cx: &mut Cx<'_, '_>, scope: Scope, acquire: bool, release: bool) {
+    if acquire && let Some((lanes, view)) = cx.g.carried.observed.take() {
+        cx.g.known.join(lanes & cx.m, &view);
+        if lanes & !cx.m != 0 {
+            cx.g.carried.observed = Some((lanes & !cx.m, view));
         }
-        Fence::Initialized => cx.w.fence_initialized(cx.g, cx.m),
-        Fence::Nothing => {}
+    }
+    if release {
+        cx.g.carried.fenced = Some((scope, cx.w.so_far(cx.g, cx.m)));
+        cx.g.carried.quiet = true;
+    }
+}
+
+/// `bar`, `barrier`
+pub fn barrier(i: &mut Ins<'_>) -> Decoded {
+    if i.has("warp") {
+        i.ignore(&["sync"]);
+        let mask = i.src(0, Type::B32)?;
+        return Ok(Op::new(move |cx| warp(cx, mask)));
+    }
+    let cluster = i.has("cluster");
+    i.ignore(&["cta"]);
+    let aligned = i.has("aligned") || i.ast.root == "bar";
+    if cluster {
+        // A wait always acquires: PTX 9 spells `.relaxed` for arrivals only, and ptxas refuses it on a wait.
+        let arrive = i.need("an operation", &[("arrive", true), ("wait", false)])?;
+        let relaxed = arrive && i.has("relaxed");
+        let word = if arrive { "release" } else { "acquire" };
+        i.ignore_if(|m| m == word && !relaxed);
+        return Ok(match (aligned, arrive) {
+            (true, true) => Op::aligned(move |cx| cluster_arrive(cx, !relaxed)),
+            (true, false) => Op::aligned(cluster_wait),
+            (false, true) => Op::new(move |cx| cluster_arrive(cx, !relaxed)),
+            (false, false) => Op::new(cluster_wait),
+        });
+    }
+    let red = i.has("red");
+    let kind = if red {
+        i.ignore(&["u32", "pred"]);
+        i.need("an operation", &[("popc", Kind::Popc), ("and", Kind::And), ("or", Kind::Or)])?
+    } else {
+        i.need("an operation", &[("sync", Kind::Sync), ("arrive", Kind::Arrive)])?
+    };
+    let at = usize::from(red);
+    let id = i.src(at, Type::U32)?;
+    let have = i.count() - at - usize::from(red);
+    let count = if have > 1 { Some(i.src(at + 1, Type::U32)?) } else { None };
+    let vote = if red { Some((i.dst(0)?, i.predicate(i.count() - 1)?)) } else { None };
+    if kind == Kind::Arrive && count.is_none() {
+        return i.error("arrive needs a thread count");
+    }
+    let barrier = Barrier { kind, aligned, id, count, vote };
+    Ok(Op::new(move |cx| barrier.execute(cx)))
+}
+
+/// `bar.warp.sync`
+fn warp(cx: &mut Cx<'_, '_>, mask: Src) -> Result {
+    let members = match super::vote::members(cx, mask)? {
+        Ok(members) => members,
+        Err(flow) => return Ok(flow),
+    };
+    let mut left = cx.m;
+    while left != 0 {
+        let members = members[left.trailing_zeros() as usize] & cx.m;
+        cx.w.sync(cx.g, members);
+        left &= !members;
     }
     Ok(Flow::Next)
 }
 
-pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Barrier::Warp(mask) => Ok(match super::vote::members(cx, *mask)? {
-            Ok(members) => {
-                let mut left = cx.m;
-                while left != 0 {
-                    let members = members[left.trailing_zeros() as usize] & cx.m;
-                    cx.w.sync(cx.g, members);
-                    left &= !members;
+impl Barrier {
+    fn execute(&self, cx: &mut Cx<'_, '_>) -> Result {
+        // Compilers put it after branches as it is; lanes wait for each other here in any case.
+        let Barrier { kind, aligned, id, count, vote } = *self;
+        if aligned
+            && cx.g.arrived.is_none()
+            && let Some(flow) = cx.gather(u32::MAX)
+        {
+            return Ok(flow);
+        }
+        let id = cx.uniform(id, "the barrier number")?;
+        let fault = |text: String| Err(Fault::new(Check::Barrier, text));
+        if id > 15 {
+            return fault(format!("barrier {id}: a CTA has barriers 0 to 15"));
+        }
+        let count = match count {
+            Some(c) => {
+                let c = cx.uniform(c, "the thread count")? as u32;
+                if c == 0 || !c.is_multiple_of(32) {
+                    return fault(format!(
+                        "barrier {id} with {c} threads: the count is a multiple of 32, not 0"
+                    ));
                 }
-                Flow::Next
+                Some(c)
             }
-            Err(flow) => flow,
-        }),
-        Barrier::Cta { kind, aligned, id, count, vote } => cta(cx, *kind, *aligned, *id, *count, *vote),
-        Barrier::ClusterArrive(aligned, release) => cluster_arrive(cx, *aligned, *release),
-        Barrier::ClusterWait(aligned) => cluster_wait(cx, *aligned),
+            None => None,
+        };
+        let cta = cx.cta;
+        let live = cx.cl.ctas[cta].live_threads;
+        if let Some(generation) = cx.g.arrived {
+            return Ok(self.leave(cx, id as u32, generation));
+        }
+        // An aligned barrier counts whole warps, exited lanes included; without a count only live threads matter.
+        let mine = if aligned && count.is_some() { 32 } else { cx.m.count_ones() };
+        let votes = vote.map_or(0, |(_, p)| (cx.w.regs.pred(p, cx.m) & cx.m).count_ones());
+        let view = cx.w.publish(cx.g, cx.m);
+        let pc = cx.pc;
+        let b = &mut cx.cl.ctas[cta].barriers[id as usize];
+        if b.arrived == 0 {
+            b.first_pc = pc;
+            b.expected = count;
+        } else if b.expected != count {
+            let name = |c: Option<u32>| c.map_or("all threads".to_string(), |c| format!("{c} threads"));
+            let (theirs, ours) = (name(b.expected), name(count));
+            let first = b.first_pc;
+            return Err(fault!(
+                Check::Barrier,
+                "barrier {id} is for {ours} here, but an earlier arrival of this round said {theirs}"
+            )
+            .party(Party::new("first arrival", first)));
+        }
+        b.arrived += mine;
+        b.votes += votes;
+        b.current.join(&view);
+        let generation = b.generation;
+        let needed = b.expected.unwrap_or(live);
+        if b.arrived > needed {
+            let arrived = b.arrived;
+            return fault(format!(
+                "barrier {id}: {arrived} threads have arrived where {needed} are expected"
+            ));
+        }
+        if b.arrived == needed {
+            b.complete();
+        }
+        cx.cl.progress += 1;
+        if kind == Kind::Arrive {
+            return Ok(Flow::Next);
+        }
+        cx.g.arrived = Some(generation);
+        if cx.cl.ctas[cta].barriers[id as usize].generation != generation {
+            // The last to arrive goes on at once, through the code above.
+            return Ok(Flow::Wait(Wait::No));
+        }
+        cx.cl.ctas[cta].barriers[id as usize].waiting += mine;
+        Ok(Flow::Wait(Wait::Named { id: id as u32, generation }))
     }
-}
 
-fn cta(
-    cx: &mut Cx<'_, '_>,
-    kind: Kind,
-    aligned: bool,
-    id: Src,
-    count: Option<Src>,
-    vote: Option<(Dst, Src)>,
-) -> Result {
-    // Compilers put it after branches as it is; lanes wait for each other here in any case.
-    if aligned
-        && cx.g.arrived.is_none()
-        && let Some(flow) = cx.gather(u32::MAX)
-    {
-        return Ok(flow);
-    }
-    let id = cx.uniform(id, "the barrier number")?;
-    let fault = |text: String| Err(Fault::new(Check::Barrier, text));
-    if id > 15 {
-        return fault(format!("barrier {id}: a CTA has barriers 0 to 15"));
-    }
-    let count = match count {
-        Some(c) => {
-            let c = cx.uniform(c, "the thread count")? as u32;
-            if c == 0 || !c.is_multiple_of(32) {
-                return fault(format!("barrier {id} with {c} threads: the count is a multiple of 32, not 0"));
+    /// Goes on behind a barrier that the group has arrived at, if all have.
+    fn leave(&self, cx: &mut Cx<'_, '_>, id: u32, generation: u64) -> Flow {
+        let b = &cx.cl.ctas[cx.cta].barriers[id as usize];
+        if b.generation == generation {
+            return Flow::Wait(Wait::Named { id, generation });
+        }
+        let (done, result) = (b.done.clone(), b.result);
+        cx.g.arrived = None;
+        cx.g.known.join(cx.m, &done);
+        cx.w.sync(cx.g, cx.m);
+        if let Some((d, _)) = self.vote {
+            let (votes, of) = result;
+            match self.kind {
+                Kind::Popc => cx.w.regs.w32(d, cx.m, &[votes; 32]),
+                Kind::And => cx.w.regs.wpred(d, cx.m, if votes == of { u32::MAX } else { 0 }),
+                _ => cx.w.regs.wpred(d, cx.m, if votes != 0 { u32::MAX } else { 0 }),
             }
-            Some(c)
         }
-        None => None,
-    };
-    let cta = cx.cta;
-    let live = cx.cl.ctas[cta].live_threads;
-    if let Some(generation) = cx.g.arrived {
-        return Ok(leave(cx, kind, id as u32, generation, vote));
+        Flow::Next
     }
-    // An aligned barrier counts whole warps, exited lanes included; without a count only live threads matter.
-    let mine = if aligned && count.is_some() { 32 } else { cx.m.count_ones() };
-    let votes = vote.map_or(0, |(_, p)| (cx.w.regs.pred(p, cx.m) & cx.m).count_ones());
-    let view = cx.w.publish(cx.g, cx.m);
-    let pc = cx.pc;
-    let b = &mut cx.cl.ctas[cta].barriers[id as usize];
-    if b.arrived == 0 {
-        b.first_pc = pc;
-        b.expected = count;
-    } else if b.expected != count {
-        let name = |c: Option<u32>| c.map_or("all threads".to_string(), |c| format!("{c} threads"));
-        let (theirs, ours) = (name(b.expected), name(count));
-        let first = b.first_pc;
-        return Err(Fault::new(
-            Check::Barrier,
-            format!("barrier {id} is for {ours} here, but an earlier arrival of this round said {theirs}"),
-        )
-        .party(Party { role: "first arrival".into(), pc: Some(first), cta: None, warp: None }));
-    }
-    b.arrived += mine;
-    b.votes += votes;
-    b.current.join(&view);
-    let generation = b.generation;
-    let needed = b.expected.unwrap_or(live);
-    if b.arrived > needed {
-        let arrived = b.arrived;
-        return fault(format!("barrier {id}: {arrived} threads have arrived where {needed} are expected"));
-    }
-    if b.arrived == needed {
-        b.complete();
-    }
-    cx.cl.progress += 1;
-    if kind == Kind::Arrive {
-        return Ok(Flow::Next);
-    }
-    cx.g.arrived = Some(generation);
-    if cx.cl.ctas[cta].barriers[id as usize].generation != generation {
-        // The last to arrive goes on at once, through the code above.
-        return Ok(Flow::Wait(Wait::No));
-    }
-    cx.cl.ctas[cta].barriers[id as usize].waiting += mine;
-    Ok(Flow::Wait(Wait::Named { id: id as u32, generation }))
 }
 
-/// Goes on behind a barrier that the group has arrived at, if all have.
-fn leave(cx: &mut Cx<'_, '_>, kind: Kind, id: u32, generation: u64, vote: Option<(Dst, Src)>) -> Flow {
-    let b = &cx.cl.ctas[cx.cta].barriers[id as usize];
-    if b.generation == generation {
-        return Flow::Wait(Wait::Named { id, generation });
-    }
-    let (done, result) = (b.done.clone(), b.result);
-    cx.g.arrived = None;
-    cx.g.known.join(cx.m, &done);
-    cx.w.sync(cx.g, cx.m);
-    if let Some((d, _)) = vote {
-        let (votes, of) = result;
-        match kind {
-            Kind::Popc => cx.w.regs.w32(d, cx.m, &[votes; 32]),
-            Kind::And => cx.w.regs.wpred(d, cx.m, if votes == of { u32::MAX } else { 0 }),
-            _ => cx.w.regs.wpred(d, cx.m, if votes != 0 { u32::MAX } else { 0 }),
-        }
-    }
-    Flow::Next
-}
-
-fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
-    if aligned && let Some(flow) = cx.aligned()? {
-        return Ok(flow);
-    }
+fn cluster_arrive(cx: &mut Cx<'_, '_>, release: bool) -> Result<()> {
     let (arrived, _) = cx.w.cluster_arrived;
     if arrived & cx.m != 0 {
         return Err(Fault::new(
@@ -183,13 +275,10 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
         b.complete();
     }
     cx.cl.progress += 1;
-    Ok(Flow::Next)
+    Ok(())
 }
 
-fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool) -> Result {
-    if aligned && let Some(flow) = cx.aligned()? {
-        return Ok(flow);
-    }
+fn cluster_wait(cx: &mut Cx<'_, '_>) -> Result {
     let (arrived, generation) = cx.w.cluster_arrived;
     if cx.m & !arrived != 0 {
         return Err(Fault::new(Check::Barrier, "barrier.cluster.wait without barrier.cluster.arrive before"));

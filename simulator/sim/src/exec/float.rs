@@ -1,52 +1,217 @@
 //! Floating-point arithmetic: applies one function of `semantics` to every element of every lane.
+//! PTX ISA 9.7.3 (f32, f64), 9.7.4 (f16, bf16), 9.7.5 (mixed precision).
 
 use super::*;
-use crate::decode::float::{Approx, Class, Exact, Float, Shape};
+use crate::names::modifiers;
 use crate::semantics::approx::{Function, approx, div};
-use crate::semantics::float::arith::{self, Mode};
-use crate::semantics::float::{F64, Format, Round, f64_ops};
+use crate::semantics::float::arith::{self, MinMax, Mode};
+use crate::semantics::float::{BF16, F16, F32, F64, Format, Round, f64_ops};
 
-fn exact32(op: Exact, format: Format, mode: Mode, v: [u32; 3], n: usize) -> u32 {
-    let [a, b, c] = v;
-    match op {
-        Exact::Add => arith::add(format, a, b, mode),
-        Exact::Sub => arith::sub(format, a, b, mode),
-        Exact::Mul => arith::mul(format, a, b, mode),
-        Exact::Fma => arith::fma(format, a, b, c, mode),
-        Exact::Div => arith::div(a, b, mode),
-        Exact::Rcp => arith::rcp(a, mode),
-        Exact::Sqrt => arith::sqrt(a, mode),
-        Exact::Neg => arith::neg(format, a.into(), mode.ftz) as u32,
-        Exact::Abs => arith::abs(format, a.into(), mode.ftz) as u32,
-        Exact::CopySign => {
-            let sign = 1 << (format.width() - 1);
-            a & sign | b & !sign
-        }
-        Exact::MinMax(how) => {
-            let two = arith::min_max(format, a.into(), b.into(), how);
-            if n == 3 { arith::min_max(format, two, c.into(), how) as u32 } else { two as u32 }
-        }
+/// How values lie in a register.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Format of an element.
+    pub format: Format,
+    /// Elements in a register: 1 or 2.
+    pub lanes: u32,
+    /// Format of the narrow operands of a mixed-precision instruction (all but the last).
+    pub narrow: Option<Format>,
+}
+
+modifiers! {
+    /// Classes that `testp` asks for.
+    Class {
+        Finite "finite", Infinite "infinite", Number "number", Nan "notanumber", Normal "normal", Subnormal "subnormal",
     }
 }
 
-fn exact64(op: Exact, round: Round, v: [u64; 3]) -> u64 {
-    let [a, b, c] = v;
-    match op {
-        Exact::Add => f64_ops::add(a, b, round),
-        Exact::Sub => f64_ops::sub(a, b, round),
-        Exact::Mul => f64_ops::mul(a, b, round),
-        Exact::Fma => f64_ops::fma(a, b, c, round),
-        Exact::Div => f64_ops::div(a, b, round),
-        Exact::Rcp => f64_ops::rcp(a, round),
-        Exact::Sqrt => f64_ops::sqrt(a, round),
-        Exact::Neg => arith::neg(F64, a, false),
-        Exact::Abs => arith::abs(F64, a, false),
-        Exact::CopySign => a & 1 << 63 | b & !(1 << 63),
-        Exact::MinMax(how) => arith::min_max(F64, a, b, how),
+pub fn shape(ty: Type) -> Option<Shape> {
+    let (format, lanes) = match ty {
+        Type::F16 => (F16, 1),
+        Type::F16x2 => (F16, 2),
+        Type::Bf16 => (BF16, 1),
+        Type::Bf16x2 => (BF16, 2),
+        Type::F32 => (F32, 1),
+        Type::F32x2 => (F32, 2),
+        Type::F64 => (F64, 1),
+        _ => return None,
+    };
+    Some(Shape { format, lanes, narrow: None })
+}
+
+/// The floating-point rounding modifier, if there is one.
+pub fn rounding(i: &mut Ins<'_>) -> Option<Round> {
+    i.one_of(&[("rn", Round::NearestEven), ("rz", Round::Zero), ("rm", Round::Down), ("rp", Round::Up)])
+}
+
+/// The operands of an instruction: how they lie in registers, where the result goes, where they come from.
+struct Elements {
+    shape: Shape,
+    d: Dst,
+    s: Vec<Src>,
+}
+
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    let root = i.ast.root.as_str();
+    if root == "testp" {
+        return test(i);
+    }
+    let (round, is_approx, full) = (rounding(i), i.has("approx"), i.has("full"));
+    let mode =
+        Mode { round: round.unwrap_or_default(), ftz: i.has("ftz"), sat: i.has("sat"), relu: i.has("relu") };
+    let min_max = MinMax {
+        max: root == "max",
+        nan: i.has("NaN"),
+        xorsign: i.has("xorsign"),
+        abs: root != "abs" && i.has("abs"),
+        ftz: mode.ftz,
+    };
+    // `fma.rn.oob` and its relu form: NaN operands give zero.
+    if i.has("oob") {
+        return i.error(".oob is not executed");
+    }
+    let elements = elements(i)?;
+    let (format, ftz) = (elements.shape.format, mode.ftz);
+    // f16 and bf16 functions other than arithmetic are approximate by nature.
+    let function = match root {
+        "rcp" if is_approx => Some(Function::Rcp),
+        "sqrt" if is_approx => Some(Function::Sqrt),
+        "rsqrt" => Some(Function::Rsqrt),
+        "ex2" => Some(Function::Ex2),
+        "lg2" => Some(Function::Lg2),
+        "sin" => Some(Function::Sin),
+        "cos" => Some(Function::Cos),
+        "tanh" => Some(Function::Tanh),
+        _ => None,
+    };
+    match function {
+        Some(f) if format == F64 => Ok(elements.wide(move |[a, ..]| approx64(f, a))),
+        Some(f) => Ok(elements.narrow(move |[a, ..]| approx(f, format, a, ftz))),
+        None if root == "div" && (full || is_approx) => {
+            Ok(elements.narrow(move |[a, b, _]| div(a, b, full, ftz)))
+        }
+        None => exact(i, elements, mode, min_max),
+    }
+}
+
+fn elements(i: &mut Ins<'_>) -> Decoded<Elements> {
+    let (ty, narrow) = match i.types()[..] {
+        [ty] => (ty, None),
+        [Type::F32, narrow @ (Type::F16 | Type::Bf16)] => (Type::F32, Some(narrow)),
+        _ => return i.error("needs one floating-point type"),
+    };
+    let Some(mut shape) = shape(ty) else { return i.error("needs a floating-point type") };
+    shape.narrow = narrow.map(|n| if n == Type::F16 { F16 } else { BF16 });
+    let last = i.count() - 1;
+    let source = |k| i.src(k, if k < last { narrow.unwrap_or(ty) } else { ty });
+    let s = (1..=last).map(source).collect::<Decoded<_>>()?;
+    Ok(Elements { shape, d: i.dst(0)?, s })
+}
+
+/// What PTX defines to the last bit.
+fn exact(i: &Ins<'_>, e: Elements, mode: Mode, how: MinMax) -> Decoded {
+    let root = i.ast.root.as_str();
+    let want = match root {
+        "fma" | "mad" => 3..=3,
+        "min" | "max" => 2..=3,
+        "add" | "sub" | "mul" | "div" | "copysign" => 2..=2,
+        "rcp" | "sqrt" | "neg" | "abs" => 1..=1,
+        _ => return i.error("this floating-point instruction is not executed"),
+    };
+    let n = e.s.len();
+    if !want.contains(&n) {
+        return i.error(format!("has {n} sources, needs {}", want.start()));
+    }
+    let (format, round) = (e.shape.format, mode.round);
+    if format == F64 {
+        return Ok(match root {
+            "add" => e.wide(move |[a, b, _]| f64_ops::add(a, b, round)),
+            "sub" => e.wide(move |[a, b, _]| f64_ops::sub(a, b, round)),
+            "mul" => e.wide(move |[a, b, _]| f64_ops::mul(a, b, round)),
+            "fma" | "mad" => e.wide(move |[a, b, c]| f64_ops::fma(a, b, c, round)),
+            "div" => e.wide(move |[a, b, _]| f64_ops::div(a, b, round)),
+            "rcp" => e.wide(move |[a, ..]| f64_ops::rcp(a, round)),
+            "sqrt" => e.wide(move |[a, ..]| f64_ops::sqrt(a, round)),
+            "neg" => e.wide(|[a, ..]| arith::neg(F64, a, false)),
+            "abs" => e.wide(|[a, ..]| arith::abs(F64, a, false)),
+            "copysign" => e.wide(|[a, b, _]| a & 1 << 63 | b & !(1 << 63)),
+            _ => e.wide(move |[a, b, _]| arith::min_max(F64, a, b, how)),
+        });
+    }
+    // Mostly nothing is asked for beside the operation.
+    if (e.shape, mode) == (Shape { format: F32, lanes: 1, narrow: None }, Mode::default()) {
+        match root {
+            "add" => return Ok(e.plain(|[a, b, _]| a + b)),
+            "sub" => return Ok(e.plain(|[a, b, _]| a - b)),
+            "mul" => return Ok(e.plain(|[a, b, _]| a * b)),
+            "fma" | "mad" => return Ok(e.plain(|[a, b, c]| a.mul_add(b, c))),
+            _ => {}
+        }
+    }
+    Ok(match root {
+        "add" => e.narrow(move |[a, b, _]| arith::add(format, a, b, mode)),
+        "sub" => e.narrow(move |[a, b, _]| arith::sub(format, a, b, mode)),
+        "mul" => e.narrow(move |[a, b, _]| arith::mul(format, a, b, mode)),
+        "fma" | "mad" => e.narrow(move |[a, b, c]| arith::fma(format, a, b, c, mode)),
+        "div" => e.narrow(move |[a, b, _]| arith::div(a, b, mode)),
+        "rcp" => e.narrow(move |[a, ..]| arith::rcp(a, mode)),
+        "sqrt" => e.narrow(move |[a, ..]| arith::sqrt(a, mode)),
+        "neg" => e.narrow(move |[a, ..]| arith::neg(format, a.into(), mode.ftz) as u32),
+        "abs" => e.narrow(move |[a, ..]| arith::abs(format, a.into(), mode.ftz) as u32),
+        "copysign" => {
+            let sign = 1 << (format.width() - 1);
+            e.narrow(move |[a, b, _]| a & sign | b & !sign)
+        }
+        _ => e.narrow(move |[a, b, c]| {
+            let two = arith::min_max(format, a.into(), b.into(), how);
+            (if n == 3 { arith::min_max(format, two, c.into(), how) } else { two }) as u32
+        }),
+    })
+}
+
+impl Elements {
+    /// An instruction on numbers of 64 bits.
+    fn wide(self, f: impl Fn([u64; 3]) -> u64 + Send + Sync + 'static) -> Op {
+        let Elements { d, s, .. } = self;
+        Op::computes(Spread::Whole(64), &s.clone(), &[], move |cx| {
+            let m = cx.m;
+            let mut v = [[0u64; 32]; 3];
+            for (v, s) in v.iter_mut().zip(&s) {
+                *v = cx.w.regs.r64(*s, m);
+            }
+            let r = std::array::from_fn(|i| if m >> i & 1 != 0 { f(v.map(|v| v[i])) } else { 0 });
+            cx.w.regs.w64(d, m, &r);
+        })
+    }
+
+    /// An instruction on f32 as the host computes: a loop that the compiler turns into vector code.
+    fn plain(self, f: impl Fn([f32; 3]) -> f32 + Send + Sync + 'static) -> Op {
+        let Elements { d, s, .. } = self;
+        Op::computes(Spread::Whole(32), &s.clone(), &[], move |cx| {
+            let mut v = [[0u32; 32]; 3];
+            for (v, s) in v.iter_mut().zip(&s) {
+                *v = cx.w.regs.r32(*s, cx.m);
+            }
+            let lane = |l: usize| arith::canonical(f([v[0][l], v[1][l], v[2][l]].map(f32::from_bits)));
+            cx.w.regs.w32(d, cx.m, &std::array::from_fn(lane));
+        })
+    }
+
+    /// An instruction on elements of up to 32 bits.
+    fn narrow(self, f: impl Fn([u32; 3]) -> u32 + Send + Sync + 'static) -> Op {
+        let Elements { shape, d, s } = self;
+        let width = shape.format.width();
+        let how = match (shape.lanes, shape.narrow) {
+            (1, None) => Spread::Whole(width),
+            (_, None) => Spread::Elements(width, width),
+            (_, Some(_)) => Spread::Whole(64),
+        };
+        Op::computes(how, &s.clone(), &[], move |cx| map(cx, shape, d, &s, &f))
     }
 }
 
 /// Applies `f` to up to three operands, element by element.
+#[inline]
 fn map(cx: &mut Cx<'_, '_>, shape: Shape, d: Dst, s: &[Src], f: impl Fn([u32; 3]) -> u32) {
     let m = cx.m;
     if shape.format.width() == 32 && shape.lanes == 2 {
@@ -77,72 +242,33 @@ fn map(cx: &mut Cx<'_, '_>, shape: Shape, d: Dst, s: &[Src], f: impl Fn([u32; 3]
     cx.w.regs.w32(d, m, &r);
 }
 
-fn class(format: Format, class: Class, bits: u64) -> bool {
-    let x = format.decode(bits);
-    let subnormal = format.is_subnormal(bits);
-    match class {
-        Class::Finite => x.is_finite(),
-        Class::Infinite => x.is_infinite(),
-        Class::Number => !x.is_nan(),
-        Class::Nan => x.is_nan(),
-        // Zeros count as normal numbers, by the ISA.
-        Class::Normal => x.is_finite() && !subnormal,
-        Class::Subnormal => subnormal,
-    }
-}
-
-#[inline(never)]
-pub fn execute(op: &Float, cx: &mut Cx<'_, '_>) -> Result {
-    let m = cx.m;
-    match op {
-        Float::Exact(op, shape, mode, d, s) if shape.format == F64 => {
-            let mut v = [[0u64; 32]; 3];
-            for (v, s) in v.iter_mut().zip(s) {
-                *v = cx.w.regs.r64(*s, m);
-            }
-            let r = std::array::from_fn(|i| {
-                if m >> i & 1 != 0 { exact64(*op, mode.round, [v[0][i], v[1][i], v[2][i]]) } else { 0 }
-            });
-            cx.w.regs.w64(*d, m, &r);
+/// `testp`
+fn test(i: &mut Ins<'_>) -> Decoded {
+    let class = i.need("a class", Class::NAMES)?;
+    let ty = i.ty()?;
+    let Some(Shape { format, .. }) = shape(ty) else { return i.error("needs .f32 or .f64") };
+    let (d, s) = (i.dst(0)?, i.src(1, ty)?);
+    let is = move |bits: u64| {
+        let (x, subnormal) = (format.decode(bits), format.is_subnormal(bits));
+        match class {
+            Class::Finite => x.is_finite(),
+            Class::Infinite => x.is_infinite(),
+            Class::Number => !x.is_nan(),
+            Class::Nan => x.is_nan(),
+            // Zeros count as normal numbers, by the ISA.
+            Class::Normal => x.is_finite() && !subnormal,
+            Class::Subnormal => subnormal,
         }
-        Float::Exact(op, shape, mode, d, s) => {
-            let (op, format, mode, n) = (*op, shape.format, *mode, s.len());
-            // One loop per operation, so that the compiler sees which it is.
-            match op {
-                Exact::Add => map(cx, *shape, *d, s, |[a, b, _]| arith::add(format, a, b, mode)),
-                Exact::Mul => map(cx, *shape, *d, s, |[a, b, _]| arith::mul(format, a, b, mode)),
-                Exact::Fma => map(cx, *shape, *d, s, |[a, b, c]| arith::fma(format, a, b, c, mode)),
-                _ => map(cx, *shape, *d, s, |v| exact32(op, format, mode, v, n)),
-            }
-        }
-        Float::Approx(op, shape, ftz, d, s) => {
-            let (op, format, ftz) = (*op, shape.format, *ftz);
-            if format == F64 {
-                let a = cx.w.regs.r64(s[0], m);
-                cx.w.regs.w64(*d, m, &a.map(|a| approx64(op, a)));
-            } else {
-                map(cx, *shape, *d, s, |[a, b, _]| match op {
-                    Approx::Function(f) => approx(f, format, a, ftz),
-                    Approx::Div => div(a, b, false, ftz),
-                    Approx::DivFull => div(a, b, true, ftz),
-                });
-            }
-        }
-        Float::Test(which, format, d, s) => {
-            let v = cx.w.regs.r64(*s, m);
-            let p = (0..32).fold(0, |p, i| p | u32::from(class(*format, *which, v[i])) << i);
-            cx.w.regs.wpred(*d, m, p);
-        }
-    }
-    Ok(Flow::Next)
+    };
+    Ok(Op::computes(Spread::Whole(format.width()), &[s], &[], move |cx| {
+        let v = cx.w.regs.r64(s, cx.m);
+        cx.w.regs.wpred(d, cx.m, (0..32).fold(0, |p, i| p | u32::from(is(v[i])) << i));
+    }))
 }
 
 /// `rcp.approx.ftz.f64` and `rsqrt.approx.f64`: 20 bits are promised; the upper word is computed, the lower zero.
-fn approx64(op: Approx, a: u64) -> u64 {
+fn approx64(f: Function, a: u64) -> u64 {
     let x = f64::from_bits(F64.flush(a));
-    let y = match op {
-        Approx::Function(Function::Rsqrt) => 1.0 / x.sqrt(),
-        _ => 1.0 / x,
-    };
+    let y = if f == Function::Rsqrt { 1.0 / x.sqrt() } else { 1.0 / x };
     F64.flush(y.to_bits() & !u64::from(u32::MAX))
 }

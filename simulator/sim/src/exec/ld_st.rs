@@ -1,12 +1,79 @@
-//! Loads and stores.
+//! Loads and stores. PTX ISA 9.7.9.8 (`ld`) to 9.7.9.12 (`st`), 9.7.14.5.15 (`ldmatrix`) and its kin.
 
 use super::warp::Bytes;
 use super::*;
 use crate::check::undefined::Hole;
-use crate::decode::ld_st::{Matrix, Memory};
 use crate::machine::regs::Shadow;
 use crate::semantics::fragment::{MatrixShape, movmatrix_source};
-use dualgemm_ptx::Type;
+use crate::semantics::narrow::Narrow;
+
+fn common(i: &mut Ins<'_>) -> Decoded<(Space, Type, usize, Ordering)> {
+    let ordering = i.ordering();
+    i.cache_hints();
+    let space = i.space();
+    let n = i.one_of(&[("v2", 2), ("v4", 4), ("v8", 8)]).unwrap_or(1);
+    let ty = i.ty()?;
+    if ty.bytes() as usize * n > 32 {
+        return i.error("an access has at most 32 bytes");
+    }
+    Ok((space, ty, n, ordering))
+}
+
+/// `ld`: one element per result, extended to the register as its type says.
+pub fn load(i: &mut Ins<'_>) -> Decoded {
+    let (space, ty, n, order) = common(i)?;
+    let d = i.dsts(0)?;
+    if d.len() != n {
+        return i.error(format!("has {} results, needs {n}", d.len()));
+    }
+    let a = i.addr(1, space)?;
+    Ok(Op::new(move |cx| execute_load(cx, &a, ty, &d, order)))
+}
+
+/// `st`
+pub fn store(i: &mut Ins<'_>) -> Decoded {
+    let (space, ty, n, order) = common(i)?;
+    let s = i.srcs(1, ty)?;
+    if s.len() != n {
+        return i.error(format!("has {} values, needs {n}", s.len()));
+    }
+    let a = i.addr(0, space)?;
+    Ok(Op::new(move |cx| execute_store(cx, &a, ty, &s, order)))
+}
+
+/// `ldmatrix`, `stmatrix`, `movmatrix`
+pub fn matrix(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["sync", "aligned", "b16", "b8", "b8x16"]);
+    let trans = i.has("trans");
+    let load = i.ast.root == "ldmatrix";
+    let shape = i.need("a shape", &[("m8n8", 0), ("m16n16", 1), ("m16n8", 2), ("m8n16", 3)])?;
+    let shape = match (shape, trans, i.one_of(Narrow::NAMES)) {
+        (0, _, None) => MatrixShape::M8n8(trans),
+        (1, true, None) if load => MatrixShape::M16n16,
+        (2, true, None) if !load => MatrixShape::M16n8,
+        (3, false, Some(narrow)) if load => MatrixShape::M8n16(narrow),
+        _ => return i.error("this shape, transposition and format do not go together here"),
+    };
+    let n = i.one_of(&[("x1", 1), ("x2", 2), ("x4", 4)]).unwrap_or(1);
+    let space = i.space();
+    if i.ast.root == "movmatrix" {
+        let (d, s) = (i.dst(0)?, i.src(1, Type::B32)?);
+        return Ok(Op::aligned(move |cx| transpose(cx, d, s)));
+    }
+    let want = n * shape.registers();
+    let narrow = |d: &Dst| matches!(d, Dst::Reg(Reg::R32(_)) | Dst::Sink);
+    let (a, d, s) = match load {
+        true => (i.addr(1, space)?, i.dsts(0)?, Vec::new()),
+        false => (i.addr(0, space)?, Vec::new(), i.srcs(1, Type::B32)?),
+    };
+    if d.len() + s.len() != want || !d.iter().all(narrow) {
+        return i.error(format!("needs {want} registers of 32 bits"));
+    }
+    Ok(Op::aligned(move |cx| {
+        cx.together = Some(Lanes::Several);
+        if load { load_matrix(cx, &a, &d, shape) } else { store_matrix(cx, &a, &s, shape) }
+    }))
+}
 
 impl Cx<'_, '_> {
     /// For a strong access: whether it must wait, for its turn at global memory, or because it polls in vain.
@@ -30,20 +97,10 @@ impl Cx<'_, '_> {
     }
 }
 
-/// Executes a load or store.
 #[inline(never)]
-pub fn execute(op: &Memory, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Memory::Load(a, ty, d, order) => load(cx, a, *ty, d, *order),
-        Memory::Store(a, ty, s, order) => store(cx, a, *ty, s, *order),
-    }
-}
-
-fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> Result {
+fn execute_load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> Result {
     let addresses = cx.addresses(a);
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     if order.strong
         && let Some(flow) = cx.hold(a, &addresses, true)
     {
@@ -115,7 +172,8 @@ fn loaded(holes: &[(usize, Hole)], at: usize, width: usize, signed: bool) -> Sha
     out
 }
 
-fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) -> Result {
+#[inline(never)]
+fn execute_store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) -> Result {
     let addresses = cx.addresses(a);
     if order.strong
         && let Some(flow) = cx.hold(a, &addresses, false)
@@ -152,10 +210,7 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
         }
         cx.w.regs.check_reads(check);
     }
-    if cx.w.regs.bad.is_some() {
-        // The dispatch loop reports it; memory stays as it is.
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     if order.strong {
         let places = cx.places(a, &addresses);
         cx.release_at(&places, order, false);
@@ -198,29 +253,15 @@ fn same_address(cx: &Cx<'_, '_>, a: &Addr, addresses: &[u64; 32], bytes: &Bytes,
         let (x, y) = (p[0], p[1]);
         let local = matches!(place(a.space, addresses[x]), Place::Local(_));
         if addresses[x] == addresses[y] && of(x) != of(y) && !local {
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Race,
-                format!("lanes {x} and {y} store different values to one address in one instruction"),
+                "lanes {x} and {y} store different values to one address in one instruction"
             )
             .lane(y as u32)
             .at(place(a.space, addresses[x])));
         }
     }
     Ok(())
-}
-
-/// Executes a warp-wide matrix move.
-pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
-    if let Some(flow) = cx.aligned()? {
-        return Ok(flow);
-    }
-    cx.together = Some(Lanes::Several);
-    match op {
-        Matrix::Load(a, d, shape) => load_matrix(cx, a, d, *shape)?,
-        Matrix::Store(a, s, shape) => store_matrix(cx, a, s, *shape)?,
-        Matrix::Transpose(d, s) => transpose(cx, *d, *s),
-    }
-    Ok(Flow::Next)
 }
 
 fn load_matrix(cx: &mut Cx<'_, '_>, a: &Addr, d: &[Dst], shape: MatrixShape) -> Result<()> {
@@ -290,9 +331,7 @@ fn store_matrix(cx: &mut Cx<'_, '_>, a: &Addr, s: &[Src], shape: MatrixShape) ->
             }
         }
     }
-    if cx.w.regs.bad.is_some() {
-        return Ok(());
-    }
+    cx.defined()?;
     rows(cx, a, out.len(), |cx, address, l| {
         cx.store_lane(a.space, address, l, Kind::WRITE, &out[l], holes[l])?;
         Ok([0; 16])
@@ -333,9 +372,7 @@ fn rows(
     let addresses = cx.addresses(a);
     cx.m = all;
     let mut out = Vec::with_capacity(n);
-    if cx.w.regs.bad.is_some() {
-        return Ok(vec![[0; 16]; n]);
-    }
+    cx.defined()?;
     for (l, &address) in addresses.iter().enumerate().take(n) {
         cx.aligned_to(a.space, address, 16, l)?;
         out.push(visit(cx, address, l)?);

@@ -1,10 +1,9 @@
-//! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here.
+//! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here. PTX ISA 9.7.13.15.
 
 use super::*;
 use crate::check::lanes::{Order, Who};
 use crate::check::order::{Actor, View};
 use crate::check::proxy::Memory;
-use crate::decode::mbarrier::{Arrive, Mbar};
 use crate::machine::cta::{MbarrierObject, Reach};
 use crate::memory::misaligned;
 use crate::semantics::mbarrier::{Mbarrier, Outcome};
@@ -87,10 +86,7 @@ impl Cluster<'_> {
         let (race, strict) = (self.launch.config.checks.race, self.launch.config.checks.strict);
         let rounds = self.barrier.generation;
         let Some(cta) = self.ctas.get_mut(rank as usize) else {
-            return Err(Fault::new(
-                Check::Bounds,
-                format!("an mbarrier of rank {rank} in a cluster of {size}"),
-            ));
+            return Err(fault!(Check::Bounds, "an mbarrier of rank {rank} in a cluster of {size}"));
         };
         let id = cta.id;
         match cta.mbarriers.get_mut(&offset) {
@@ -106,22 +102,18 @@ impl Cluster<'_> {
                     && !user.knows(rank, b.init)
                     && (strict || b.announced.is_none_or(|round| round >= rounds)) =>
             {
-                let party =
-                    Party { role: "mbarrier.init".into(), pc: Some(b.init_pc), cta: Some(id), warp: None };
                 Err(Fault::new(Check::Race, "use of an mbarrier is not ordered after its initialization")
                     .at(at())
-                    .party(party)
+                    .party(Party::new("mbarrier.init", b.init_pc).of((id, None)))
                     .help("synchronize after mbarrier.init: a CTA barrier, or fence.mbarrier_init and a cluster barrier"))
             }
             Some(b) if race && strict && user.asynchronous && !user.fenced(rank, b.init) => {
-                let party =
-                    Party { role: "mbarrier.init".into(), pc: Some(b.init_pc), cta: Some(id), warp: None };
                 Err(Fault::new(
                     Check::Proxy,
                     "the async proxy uses an mbarrier whose initialization was not fenced",
                 )
                 .at(at())
-                .party(party)
+                .party(Party::new("mbarrier.init", b.init_pc).of((id, None)))
                 .help("execute fence.mbarrier_init.release.cluster after mbarrier.init, in the same thread"))
             }
             Some(b) => Ok(b),
@@ -186,26 +178,75 @@ impl Cx<'_, '_> {
     }
 }
 
-pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Mbar::Init(a, count) => init(cx, a, *count),
-        Mbar::Inval(a) => invalidate(cx, a),
-        Mbar::Expect(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.expect_tx(n)),
-        Mbar::Complete(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.complete_tx(n)),
-        Mbar::Arrive(arrive) => execute_arrive(cx, arrive),
-        Mbar::Wait { d, address, phase, parity, blocks, order } => {
-            wait(cx, *d, address, *phase, *parity, *blocks, *order)
-        }
-        Mbar::PendingCount(d, s) => {
-            let v = cx.w.regs.r64(*s, cx.m);
-            cx.w.regs.w32(*d, cx.m, &v.map(Mbarrier::pending_count));
-            Ok(Flow::Next)
-        }
-        Mbar::CopyArrive(a, noinc) => copy_arrive(cx, a, *noinc),
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["b64", "noComplete"]);
+    let relaxed = i.ast.has("relaxed");
+    let mut order = i.ordering();
+    // PTX ISA 9.7.13.15.13 and 16: without a word the scope is that of the CTA.
+    let says = Scope::NAMES.iter().any(|(scope, _)| i.ast.has(scope));
+    order.scope = if says { order.scope } else { Scope::Cta };
+    let space = i.space();
+    let (parity, drop, expect) = (i.has("parity"), i.has("arrive_drop"), i.has("expect_tx"));
+    if i.has("arrive") || drop {
+        order.release = !relaxed;
+        return arrive(i, space, (drop, expect), order);
     }
+    if i.has("pending_count") {
+        let (d, s) = (i.dst(0)?, i.src(1, Type::B64)?);
+        return Ok(Op::new(move |cx| {
+            let v = cx.w.regs.r64(s, cx.m);
+            cx.w.regs.w32(d, cx.m, &v.map(Mbarrier::pending_count));
+        }));
+    }
+    if i.has("inval") {
+        let a = i.addr(0, space)?;
+        return Ok(Op::new(move |cx| invalidate(cx, &a)));
+    }
+    let (starts, completes) = (i.has("init"), i.has("complete_tx"));
+    if starts || expect || completes {
+        let (a, n) = (i.addr(0, space)?, i.src(1, Type::U32)?);
+        return Ok(match (starts, expect) {
+            (true, _) => Op::new(move |cx| init(cx, &a, n)),
+            (_, true) => Op::new(move |cx| change(cx, &a, n, Dst::Sink, None, |b, n| b.expect_tx(n))),
+            _ => Op::new(move |cx| change(cx, &a, n, Dst::Sink, None, |b, n| b.complete_tx(n))),
+        });
+    }
+    let blocks = i.need("an operation", &[("try_wait", true), ("test_wait", false)])?;
+    order.acquire = !relaxed;
+    let ty = if parity { Type::U32 } else { Type::B64 };
+    let wait =
+        Waiting { d: i.dst(0)?, address: i.addr(1, space)?, phase: i.src(2, ty)?, parity, blocks, order };
+    Ok(Op::new(move |cx| wait.execute(cx)))
 }
 
-fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
+/// `mbarrier.arrive` and `arrive_drop`, also with `.expect_tx`.
+fn arrive(i: &Ins<'_>, space: Space, (drop, expect): (bool, bool), order: Ordering) -> Decoded {
+    // `arrive [a]` without a result exists for remote barriers.
+    let at = usize::from(!matches!(i.operand(0)?, Operand::Address(_)));
+    let state = if at == 1 { i.dst(0)? } else { Dst::Sink };
+    let (a, last) = (i.addr(at, space)?, i.optional(at + 1, Type::U32)?);
+    if expect && last.is_none() {
+        return i.error("needs a byte count");
+    }
+    let n = last.unwrap_or(Src::Imm(1));
+    let apply = match (expect, drop) {
+        (false, false) => Mbarrier::arrive,
+        (false, true) => Mbarrier::arrive_drop,
+        (true, false) => Mbarrier::arrive_expect_tx,
+        (true, true) => Mbarrier::arrive_drop_expect_tx,
+    };
+    Ok(Op::new(move |cx| {
+        let clock = cx.w.clock;
+        let view = match order.release {
+            true => Some(cx.w.so_far(cx.g, cx.m)),
+            false => cx.g.carried.passed_on(order.scope, cx.m),
+        };
+        let arrival = Arrival { view, reach: cx.reach(order.scope), clock };
+        change(cx, &a, n, state, Some(arrival), apply)
+    }))
+}
+
+fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result<()> {
     let addresses = cx.addresses(a);
     let counts = cx.w.regs.r32(count, cx.m);
     for l in lanes(cx.m) {
@@ -213,16 +254,16 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
         if let Some(old) = cx.cl.ctas[rank as usize].mbarriers.get(&offset) {
             let pc = old.init_pc;
             let state = old.state;
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Mbarrier,
-                format!(
-                    "mbarrier.init over a live mbarrier: phase {}, {} of {} arrivals pending",
-                    state.phase, state.pending, state.expected
-                ),
+                "mbarrier.init over a live mbarrier: phase {}, {} of {} arrivals pending",
+                state.phase,
+                state.pending,
+                state.expected
             )
             .lane(l as u32)
             .at(cx.cl.launch.describe_shared(rank, offset))
-            .party(Party { role: "mbarrier.init".into(), pc: Some(pc), cta: None, warp: None })
+            .party(Party::new("mbarrier.init", pc))
             .help("mbarrier.inval first"));
         }
         let state = Mbarrier::init(counts[l]).map_err(|f| f.lane(l as u32))?;
@@ -238,10 +279,10 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
         };
         cx.cl.ctas[rank as usize].mbarriers.insert(offset, object);
     }
-    Ok(Flow::Next)
+    Ok(())
 }
 
-fn invalidate(cx: &mut Cx<'_, '_>, a: &Addr) -> Result {
+fn invalidate(cx: &mut Cx<'_, '_>, a: &Addr) -> Result<()> {
     let addresses = cx.addresses(a);
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
@@ -250,18 +291,17 @@ fn invalidate(cx: &mut Cx<'_, '_>, a: &Addr) -> Result {
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         let open = b.uses.iter().find(|used| race && !user.follows(used.by, used.lanes)).copied();
         if let Some(Use { by: (actor, _), pc, .. }) = open {
-            let (cta, warp) = cx.cl.places.of(actor);
             let text = "mbarrier.inval is not ordered after another thread's use of the mbarrier";
             return Err(Fault::new(Check::Mbarrier, text)
                 .lane(l as u32)
                 .at(cx.cl.launch.describe_shared(rank, offset))
-                .party(Party { role: "use".into(), pc: Some(pc), cta: Some(cta), warp })
+                .party(Party::new("use", pc).of(cx.cl.places.of(actor)))
                 .help("synchronize first with all that use it: another may not have seen its phase end"));
         }
         cx.cl.ctas[rank as usize].mbarriers.remove(&offset);
         cx.cl.progress += 1;
     }
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// What an arrival says (not settled), how far, and when.
@@ -279,12 +319,10 @@ fn change(
     to: Dst,
     arrival: Option<Arrival>,
     f: impl Fn(Mbarrier, u32) -> Result<Outcome>,
-) -> Result {
+) -> Result<()> {
     let addresses = cx.addresses(a);
     let n = cx.w.regs.r32(operand, cx.m);
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     let mut states = [0; 32];
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
@@ -309,105 +347,97 @@ fn change(
     }
     cx.cl.progress += 1;
     cx.w.regs.w64(to, cx.m, &states);
-    Ok(Flow::Next)
-}
-
-fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
-    let (operand, drop) = (op.expect.unwrap_or(op.count), op.drop);
-    let expect = op.expect.is_some();
-    let clock = cx.w.clock;
-    let view = match op.order.release {
-        true => Some(cx.w.so_far(cx.g, cx.m)),
-        false => cx.g.carried.passed_on(op.order.scope, cx.m),
-    };
-    let arrival = Arrival { view, reach: cx.reach(op.order.scope), clock };
-    change(cx, &op.address, operand, op.state, Some(arrival), move |b, n| match (expect, drop) {
-        (false, false) => b.arrive(n),
-        (false, true) => b.arrive_drop(n),
-        (true, false) => b.arrive_expect_tx(n),
-        (true, true) => b.arrive_drop_expect_tx(n),
-    })
+    Ok(())
 }
 
 /// Besides the first wait at each place, one in this many answers "not yet" at first, as hardware may.
 const SPURIOUS: u64 = 16;
 
-/// The first wait of a thread at each place answers "not yet" unless the phase is known to be complete: it could have come
-/// earlier. So what a kernel does without a retry is seen with any seed.
-fn wait(
-    cx: &mut Cx<'_, '_>,
+/// `mbarrier.test_wait` and `try_wait`.
+struct Waiting {
     d: Dst,
-    a: &Addr,
+    address: Addr,
+    /// State or parity.
     phase: Src,
+    /// `phase` is a parity.
     parity: bool,
+    /// `try_wait`: may block for a while.
     blocks: bool,
     order: Ordering,
-) -> Result {
-    let addresses = cx.addresses(a);
-    let phases = cx.w.regs.r64(phase, cx.m);
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
-    let reach = cx.reach(order.scope);
-    let mut done = 0;
-    let mut views = Vec::new();
-    let mut first = None;
-    let mut same = true;
-    // Whether what holds for one lane holds for all that wait for the same.
-    let mut alike = !cx.w.apart;
-    for l in lanes(cx.m) {
-        let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
-        let this = (rank, offset, phases[l]);
-        match first {
-            None => first = Some(this),
-            Some(f) if f == this && alike => {
-                done |= (done >> cx.first_lane() & 1) << l;
-                continue;
-            }
-            Some(f) => same &= f == this,
-        }
-        let user = cx.user(l);
-        let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
-        alike |= cx.g.known.alike(cx.m).is_some_and(|view| view.knows(b.init.actor, b.init.clock));
-        let lanes = if alike { cx.m } else { 1 << l };
-        b.used(&user, Use { by: (cx.g.actor, cx.w.clock), lanes, pc: cx.pc });
-        let complete =
-            if parity { b.state.test_parity(phases[l] as u32 & 1) } else { b.state.test_state(phases[l]) };
-        if complete {
-            done |= 1 << l;
-            views.extend(b.done.to(reach).map(|view| (1 << l, view.clone())));
-        }
-    }
-    let progress = cx.cl.progress;
-    let known = cx.g.known.of(cx.first_lane() as usize);
-    let open = done == 0 || views.iter().any(|(_, v)| !known.knows_all(v, cx.g.actor));
-    let first_here = open && cx.w.first_wait(cx.pc, cx.m);
-    if first_here {
-        (done, views) = (0, Vec::new());
-    }
-    if done == 0 && !cx.g.forced {
-        let again = cx.g.polled == Some((cx.pc, progress));
-        let spurious = first_here || blocks && !again && cx.cl.rng.below(SPURIOUS) == 0;
-        if !spurious && (blocks || again) {
-            let wait = match first {
-                Some((rank, offset, phase)) if same && parity => {
-                    Wait::Mbarrier { rank, offset, parity: phase as u32 & 1 }
+}
+
+impl Waiting {
+    /// The first wait of a thread at each place answers "not yet" unless the phase is known to be complete: it could have come
+    /// earlier. So what a kernel does without a retry is seen with any seed.
+    fn execute(&self, cx: &mut Cx<'_, '_>) -> Result {
+        let Waiting { d, address, phase, parity, blocks, order } = *self;
+        let addresses = cx.addresses(&address);
+        let phases = cx.w.regs.r64(phase, cx.m);
+        cx.defined()?;
+        let reach = cx.reach(order.scope);
+        let mut done = 0;
+        let mut views = Vec::new();
+        let mut first = None;
+        let mut same = true;
+        // Whether what holds for one lane holds for all that wait for the same.
+        let mut alike = !cx.w.apart;
+        for l in lanes(cx.m) {
+            let (rank, offset) = cx.barrier_at(address.space, addresses[l], l)?;
+            let this = (rank, offset, phases[l]);
+            match first {
+                None => first = Some(this),
+                Some(f) if f == this && alike => {
+                    done |= (done >> cx.first_lane() & 1) << l;
+                    continue;
                 }
-                _ => Wait::Poll(progress),
+                Some(f) => same &= f == this,
+            }
+            let user = cx.user(l);
+            let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
+            alike |= cx.g.known.alike(cx.m).is_some_and(|view| view.knows(b.init.actor, b.init.clock));
+            let lanes = if alike { cx.m } else { 1 << l };
+            b.used(&user, Use { by: (cx.g.actor, cx.w.clock), lanes, pc: cx.pc });
+            let complete = if parity {
+                b.state.test_parity(phases[l] as u32 & 1)
+            } else {
+                b.state.test_state(phases[l])
             };
-            return Ok(Flow::Wait(wait));
+            if complete {
+                done |= 1 << l;
+                views.extend(b.done.to(reach).map(|view| (1 << l, view.clone())));
+            }
         }
-        cx.g.polled = Some((cx.pc, progress));
+        let progress = cx.cl.progress;
+        let known = cx.g.known.of(cx.first_lane() as usize);
+        let open = done == 0 || views.iter().any(|(_, v)| !known.knows_all(v, cx.g.actor));
+        let first_here = open && cx.w.first_wait(cx.pc, cx.m);
+        if first_here {
+            (done, views) = (0, Vec::new());
+        }
+        if done == 0 && !cx.g.forced {
+            let again = cx.g.polled == Some((cx.pc, progress));
+            let spurious = first_here || blocks && !again && cx.cl.rng.below(SPURIOUS) == 0;
+            if !spurious && (blocks || again) {
+                let wait = match first {
+                    Some((rank, offset, phase)) if same && parity => {
+                        Wait::Mbarrier { rank, offset, parity: phase as u32 & 1 }
+                    }
+                    _ => Wait::Poll(progress),
+                };
+                return Ok(Flow::Wait(wait));
+            }
+            cx.g.polled = Some((cx.pc, progress));
+        }
+        for (lane, view) in views {
+            cx.learn(if same { cx.m } else { lane }, &view, order.acquire);
+        }
+        cx.w.regs.wpred(d, cx.m, done);
+        Ok(Flow::Yield)
     }
-    for (lane, view) in views {
-        cx.learn(if same { cx.m } else { lane }, &view, order.acquire);
-    }
-    cx.w.regs.wpred(d, cx.m, done);
-    Ok(Flow::Yield)
 }
 
 /// `cp.async.mbarrier.arrive`: arrives once for each lane when its earlier `cp.async` are complete.
-fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
+pub fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result<()> {
     let addresses = cx.addresses(a);
     let mut targets = Vec::new();
     for l in lanes(cx.m) {
@@ -422,7 +452,7 @@ fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
     let before = cx.w.async_groups.all(GroupKind::CpAsync, cx.m);
     let agent = cx.cl.agent(cx.cta, cx.w, cx.g, cx.m);
     cx.cl.arrive_after(before, targets, (agent, cx.m));
-    Ok(Flow::Next)
+    Ok(())
 }
 
 impl Cluster<'_> {

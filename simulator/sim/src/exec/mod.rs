@@ -1,4 +1,5 @@
-//! What each decoded operation does to the machine, one file per family.
+//! What instructions do, one file per family: `decode` of a family reads the syntax once, and gives the [`Op`] that a warp
+//! executes. What operands mean is in [`decode`](crate::decode); pure computations are in [`semantics`](crate::semantics).
 
 pub mod access;
 pub mod arith;
@@ -8,6 +9,7 @@ pub mod convert;
 pub mod copy;
 pub mod fence;
 pub mod float;
+pub mod in_flight;
 pub mod ld_st;
 pub mod mbarrier;
 pub mod mma;
@@ -24,8 +26,8 @@ pub mod wmma;
 
 // What most families work with; they import it from here.
 use crate::check::{lanes::Lanes, shadow::Kind};
-use crate::decode::Op;
 use crate::decode::operand::{Addr, Ordering, Scope};
+use crate::decode::{Decoded, Ins};
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::Agent;
 use crate::machine::regs::FULL;
@@ -33,8 +35,12 @@ use crate::machine::step::Flow;
 use crate::machine::warp::{Group, GroupKind, Wait, Warp};
 use crate::memory::{Place, Space, place};
 use crate::program::{Dst, Reg, Src};
-use crate::trap::{Check, Fault, Party};
+use crate::trap::{Check, Fault, Party, fault};
+use dualgemm_ptx::Type;
+use dualgemm_ptx::ast::Operand;
+use std::fmt;
 use std::sync::Arc;
+use undefined::{Operands, Spread};
 
 pub struct Cx<'c, 'a> {
     pub cl: &'c mut Cluster<'a>,
@@ -50,12 +56,108 @@ pub struct Cx<'c, 'a> {
 
 pub type Result<T = Flow> = std::result::Result<T, Fault>;
 
+/// An instruction ready to run: a function that knows its operands.
+#[derive(Clone)]
+pub struct Op {
+    run: Arc<dyn Fn(&mut Cx<'_, '_>) -> Result + Send + Sync>,
+    pub kind: OpKind,
+}
+
+/// What must be known of an instruction beside what it does.
+#[derive(Debug, Clone)]
+pub enum OpKind {
+    /// It reads and writes registers of its own lane and does nothing else.
+    Computes(Operands),
+    /// It goes to one of these instructions.
+    Jumps(Vec<u32>),
+    /// It calls a function, whose results go to these parameters.
+    Calls(Vec<u32>),
+    /// It returns, exits or traps.
+    Leaves,
+    /// Anything else.
+    Acts,
+}
+
+/// How an operation ends: mostly the next instruction follows.
+pub trait Ends {
+    fn flow(self) -> Result;
+}
+
+impl Ends for () {
+    fn flow(self) -> Result {
+        Ok(Flow::Next)
+    }
+}
+
+impl Ends for Flow {
+    fn flow(self) -> Result {
+        Ok(self)
+    }
+}
+
+impl<T: Ends> Ends for Result<T> {
+    fn flow(self) -> Result {
+        self?.flow()
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.fmt(f)
+    }
+}
+
+impl Op {
+    /// An instruction that acts.
+    pub fn new<E: Ends>(run: impl Fn(&mut Cx<'_, '_>) -> E + Send + Sync + 'static) -> Op {
+        Op::of(OpKind::Acts, run)
+    }
+
+    /// An `.aligned` instruction that acts: all lanes of the warp execute it as one.
+    pub fn aligned<E: Ends>(run: impl Fn(&mut Cx<'_, '_>) -> E + Send + Sync + 'static) -> Op {
+        Op::new(move |cx| match cx.aligned()? {
+            Some(flow) => Ok(flow),
+            None => run(cx).flow(),
+        })
+    }
+
+    /// An instruction that computes. How undefined bits of `sources` reach the results is said by `how`; one that is
+    /// undefined among `controls` makes all of them undefined.
+    pub fn computes<E: Ends>(
+        how: Spread,
+        sources: &[Src],
+        controls: &[Src],
+        run: impl Fn(&mut Cx<'_, '_>) -> E + Send + Sync + 'static,
+    ) -> Op {
+        Op::of(OpKind::Computes(Operands { how, sources: sources.into(), controls: controls.into() }), run)
+    }
+
+    /// An instruction of a kind.
+    pub fn of<E: Ends>(kind: OpKind, run: impl Fn(&mut Cx<'_, '_>) -> E + Send + Sync + 'static) -> Op {
+        Op { run: Arc::new(move |cx| run(cx).flow()), kind }
+    }
+
+    /// Executes it.
+    #[inline]
+    pub fn run(&self, cx: &mut Cx<'_, '_>) -> Result {
+        (self.run)(cx)
+    }
+}
+
 /// The set lanes of a mask.
 pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     (0..32).filter(move |i| mask >> i & 1 != 0)
 }
 
 impl Cx<'_, '_> {
+    /// Stops an instruction that has read an operand it must not use: the dispatch loop reports which.
+    pub fn defined(&self) -> Result<()> {
+        match self.w.regs.bad {
+            None => Ok(()),
+            Some(_) => Err(Fault::new(Check::Uninit, "an operand is undefined")),
+        }
+    }
+
     /// Brings lanes together for an instruction that `members` execute as one. `Some` while some are missing.
     pub fn gather(&mut self, members: u32) -> Option<Flow> {
         let wanted = members & self.w.live;
@@ -77,7 +179,7 @@ impl Cx<'_, '_> {
                 Check::Barrier,
                 "an .aligned instruction after lanes of the warp have taken different branches",
             )
-            .party(Party { role: "branch".into(), pc: Some(pc), cta: None, warp: None })
+            .party(Party::new("branch", pc))
             .help("execute bar.warp.sync first: lanes need not run together again where branches meet")),
             _ => Ok(flow),
         }
@@ -90,12 +192,10 @@ impl Cx<'_, '_> {
         let value = v[first.min(31)];
         match lanes(self.m).find(|&l| v[l] != value) {
             None => Ok(value),
-            Some(l) => Err(Fault::new(
+            Some(l) => Err(fault!(
                 Check::Illegal,
-                format!(
-                    "{what} must be the same in all lanes: {value:#x} in lane {first}, {:#x} in lane {l}",
-                    v[l]
-                ),
+                "{what} must be the same in all lanes: {value:#x} in lane {first}, {:#x} in lane {l}",
+                v[l]
             )),
         }
     }
@@ -103,40 +203,5 @@ impl Cx<'_, '_> {
     /// The first active lane.
     pub fn first_lane(&self) -> u32 {
         self.m.trailing_zeros().min(31)
-    }
-}
-
-pub fn execute(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Op::Nop => Ok(Flow::Next),
-        Op::Branch(target) => Ok(Flow::Branch(*target)),
-        Op::Arith(op) => arith::execute(op, cx),
-        Op::Float(op) => float::execute(op, cx),
-        Op::Convert(op) => convert::execute(op, cx),
-        Op::Memory(op) => ld_st::execute(op, cx),
-        other => larger(other, cx),
-    }
-}
-
-/// The families that do more at once, apart: what the compiler puts in one function with them, they slow down.
-#[inline(never)]
-fn larger(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Op::Control(op) => control::execute(op, cx),
-        Op::Matrix(op) => ld_st::matrix(op, cx),
-        Op::Atomic(op) => atomic::execute(op, cx),
-        Op::Fence(op) => fence::fence(op, cx),
-        Op::Barrier(op) => fence::barrier(op, cx),
-        Op::Vote(op) => vote::execute(op, cx),
-        Op::Mbarrier(op) => mbarrier::execute(op, cx),
-        Op::CpAsync(op) => copy::cp_async(op, cx),
-        Op::Bulk(op) => copy::bulk(op, cx),
-        Op::Tensor(op) => tma::execute(op, cx),
-        Op::TensorMap(op) => tensor_map::execute(op, cx),
-        Op::Mma(op) => mma::execute(op, cx),
-        Op::Wmma(op) => wmma::execute(op, cx),
-        Op::Wgmma(op) => wgmma::execute(op, cx),
-        Op::Tcgen05(op) => tcgen05::execute(op, cx),
-        _ => Ok(Flow::Next),
     }
 }

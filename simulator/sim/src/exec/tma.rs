@@ -1,22 +1,84 @@
-//! Copies through a tensor map: `semantics::tma` plans the pieces, this moves them.
+//! Copies through a tensor map: `semantics::tma` plans the pieces, this moves them. PTX ISA 9.7.9.27.
 
 use super::copy::destinations;
 use super::mbarrier::locate;
 use super::*;
-use crate::decode::tma::{Mode, Tensor};
 use crate::semantics::reduce::Reduction;
 use crate::semantics::tma::{Direction, Piece, TiledTensor};
 use crate::tensor_map;
-use dualgemm_ptx::Type;
 use dualgemm_ptx::layout::TensorDataType;
 
-/// Executes a tensor copy.
-pub fn execute(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
-    match op {
-        Tensor::Load { .. } => load(op, cx),
-        Tensor::Store { from, map, mode, coordinates, reduce } => {
-            store(cx, from, (map, mode), coordinates, *reduce)
+/// What a copy moves.
+enum Mode {
+    Tile,
+    /// Four rows of a matrix.
+    Rows,
+    /// A column of pixels, with the offsets of each dimension of space.
+    Im2col(Vec<Src>),
+}
+
+/// A part of a tensor in global memory.
+struct Part {
+    /// Generic address of the map.
+    map: Addr,
+    mode: Mode,
+    /// Coordinates, innermost first.
+    coordinates: Vec<Src>,
+}
+
+/// Decodes a tensor copy or prefetch.
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    if i.has("prefetch") {
+        return Ok(i.nothing());
+    }
+    let reducing = i.ast.modifiers.first().is_some_and(|m| m == "reduce");
+    i.ignore(&["async", "reduce", "bulk", "tensor", "tile"]);
+    i.cache_hints();
+    let rank = i.need("a number of dimensions", &[("1d", 1), ("2d", 2), ("3d", 3), ("4d", 4), ("5d", 5)])?;
+    let rows = i.has("tile::gather4") || i.has("tile::scatter4");
+    let im2col = i.has("im2col");
+    let multicast = i.has("multicast::cluster");
+    let pair = i.has("cta_group::2");
+    i.ignore(&["cta_group::1"]);
+    let (load, store) = (i.has("mbarrier::complete_tx::bytes"), i.has("bulk_group"));
+    let spaces = i.spaces();
+    // The map has its element type; a reduction names only its operator, with the type in the map.
+    let reduce = if reducing { i.one_of(Reduction::NAMES) } else { None };
+    let part = |at: usize, mode: Mode| -> Decoded<Part> {
+        let Operand::List(list) = i.operand(at)? else { return i.error("needs [map, {coordinates}]") };
+        let map = i.address(&list[0], Space::Generic)?;
+        let given = list.get(1).map_or(&[][..], Ins::elements);
+        let coordinates = given.iter().map(|c| i.value(c, Type::S32)).collect::<Decoded<Vec<_>>>()?;
+        let want = if rows { 5 } else { rank };
+        if coordinates.len() != want {
+            return i.error(format!("has {} coordinates, needs {want}", coordinates.len()));
         }
+        Ok(Part { map, mode, coordinates })
+    };
+    let boxed = if rows { Mode::Rows } else { Mode::Tile };
+    match (load, store, spaces.first()) {
+        (true, false, Some(&to)) if to != Space::Global => {
+            let mode = if im2col && !rows { Mode::Im2col(i.srcs(3, Type::U16)?) } else { boxed };
+            if let Mode::Im2col(offsets) = &mode
+                && offsets.len() + 2 != rank
+            {
+                return i.error(format!("has {} offsets for {rank} dimensions", offsets.len()));
+            }
+            let mask = if im2col { 4 } else { 3 };
+            let multicast = if multicast { Some(i.src(mask, Type::B16)?) } else { None };
+            let (to, part, barrier) = (i.addr(0, to)?, part(1, mode)?, i.addr(2, Space::SharedCluster)?);
+            Ok(Op::new(move |cx| load_part(cx, &to, &part, &barrier, (multicast, pair))))
+        }
+        (false, true, Some(Space::Global)) => {
+            if reducing && reduce.is_none() {
+                return i.error("needs a reduction");
+            }
+            let (part, from) = (part(0, boxed)?, i.addr(1, Space::SharedCta)?);
+            Ok(Op::new(move |cx| store_part(cx, &from, &part, reduce)))
+        }
+        _ => i.error(
+            "needs .shared.global with .mbarrier::complete_tx::bytes, or .global.shared with .bulk_group",
+        ),
     }
 }
 
@@ -56,16 +118,15 @@ impl Transfer {
 }
 
 /// What every active lane moves.
-fn operands(cx: &mut Cx<'_, '_>, (map, mode): (&Addr, &Mode), c: &[Src]) -> Result<Vec<(usize, Transfer)>> {
+fn operands(cx: &mut Cx<'_, '_>, part: &Part) -> Result<Vec<(usize, Transfer)>> {
+    let Part { map, mode, coordinates } = part;
     let maps = cx.addresses(map);
-    let values: Vec<_> = c.iter().map(|c| cx.w.regs.r32(*c, cx.m)).collect();
+    let values: Vec<_> = coordinates.iter().map(|c| cx.w.regs.r32(*c, cx.m)).collect();
     let offsets: Vec<_> = match mode {
         Mode::Im2col(offsets) => offsets.iter().map(|o| cx.w.regs.r32(*o, cx.m)).collect(),
         _ => Vec::new(),
     };
-    if cx.w.regs.bad.is_some() {
-        return Ok(Vec::new());
-    }
+    cx.defined()?;
     let mut out = Vec::new();
     for l in lanes(cx.m) {
         let mut bytes = [0; 128];
@@ -73,10 +134,14 @@ fn operands(cx: &mut Cx<'_, '_>, (map, mode): (&Addr, &Mode), c: &[Src]) -> Resu
         cx.read_lane(map.space, maps[l], l, Kind::READ, &mut bytes)?;
         let at = place(map.space, maps[l]);
         let tensor = tensor_map::decode(&bytes).map_err(|f| f.lane(l as u32).at(at))?;
-        let dimensions = if matches!(mode, Mode::Rows) { 2 } else { c.len() };
+        let dimensions = if matches!(mode, Mode::Rows) { 2 } else { coordinates.len() };
         if tensor.rank != dimensions {
-            let text = format!("a {dimensions}-dimensional copy with a map of {} dimensions", tensor.rank);
-            return Err(Fault::new(Check::Illegal, text).lane(l as u32));
+            return Err(fault!(
+                Check::Illegal,
+                "a {dimensions}-dimensional copy with a map of {} dimensions",
+                tensor.rank
+            )
+            .lane(l as u32));
         }
         let mode = match mode {
             Mode::Tile => Moved::Tile,
@@ -88,13 +153,17 @@ fn operands(cx: &mut Cx<'_, '_>, (map, mode): (&Addr, &Mode), c: &[Src]) -> Resu
     Ok(out)
 }
 
-fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
-    let Tensor::Load { to, map, mode, coordinates, barrier, multicast, pair } = op else {
-        return Ok(Flow::Next);
-    };
+/// Global to shared memory. `barrier` counts the bytes; in a pair it may be the other CTA's.
+fn load_part(
+    cx: &mut Cx<'_, '_>,
+    to: &Addr,
+    part: &Part,
+    barrier: &Addr,
+    (multicast, pair): (Option<Src>, bool),
+) -> Result<()> {
     let (dst, barriers) = (cx.addresses(to), cx.addresses(barrier));
     let multicast = multicast.map(|s| cx.w.regs.r64(s, cx.m));
-    for (l, transfer) in operands(cx, (map, mode), coordinates)? {
+    for (l, transfer) in operands(cx, part)? {
         let lane = |f: Fault| f.lane(l as u32);
         let Place::Shared { rank, offset } = place(to.space, dst[l]) else { continue };
         let (signal_rank, signal) = locate(barrier.space, barriers[l]).map_err(lane)?;
@@ -102,13 +171,16 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
             Some(mask) => destinations(cx.cl, mask[l])?
                 .into_iter()
                 // In a pair, the parity of the named barrier's CTA says which of the two is signalled.
-                .map(|r| (r, if *pair { r & !1 | signal_rank & 1 } else { r }))
+                .map(|r| (r, if pair { r & !1 | signal_rank & 1 } else { r }))
                 .collect(),
             None => vec![(rank, signal_rank)],
         };
         if !pair && multicast.is_none() && rank != signal_rank {
-            let text = format!("the destination is in rank {rank}, its mbarrier in rank {signal_rank}");
-            return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
+            return Err(fault!(
+                Check::Mbarrier,
+                "the destination is in rank {rank}, its mbarrier in rank {signal_rank}"
+            )
+            .lane(l as u32));
         }
         // The plan is checked now, so that a bad destination is reported at the instruction.
         transfer.pieces(offset, Direction::Load).map_err(lane)?;
@@ -131,7 +203,7 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
             Ok(())
         });
     }
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// What a reduction works on: the logical operators on the bits of whole numbers.
@@ -153,17 +225,12 @@ fn element(op: Reduction, ty: TensorDataType) -> Option<Type> {
     })
 }
 
-fn store(
-    cx: &mut Cx<'_, '_>,
-    from: &Addr,
-    what: (&Addr, &Mode),
-    c: &[Src],
-    reduce: Option<Reduction>,
-) -> Result {
+/// Shared to global memory, reducing elements of the type that the map has if asked.
+fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Reduction>) -> Result<()> {
     let src = cx.addresses(from);
     // Lanes that store the same do it once, as the chip does for the lanes of a warp: CUTLASS has whole warps store.
     let mut stores: Vec<(usize, u32, Transfer)> = Vec::new();
-    for (l, transfer) in operands(cx, what, c)? {
+    for (l, transfer) in operands(cx, part)? {
         let same = |s: &&mut (usize, u32, Transfer)| src[s.0] == src[l] && s.2 == transfer;
         match stores.iter_mut().find(same) {
             Some(store) if reduce.is_none() => store.1 |= 1 << l,
@@ -178,8 +245,12 @@ fn store(
             Some(op) => match element(op, transfer.tensor.ty) {
                 Some(ty) => Some((op, ty)),
                 None => {
-                    let text = format!("no reduction on elements of type {:?}", transfer.tensor.ty);
-                    return Err(Fault::new(Check::Illegal, text).lane(l as u32));
+                    return Err(fault!(
+                        Check::Illegal,
+                        "no reduction on elements of type {:?}",
+                        transfer.tensor.ty
+                    )
+                    .lane(l as u32));
                 }
             },
             None => None,
@@ -205,5 +276,5 @@ fn store(
             Ok(())
         });
     }
-    Ok(Flow::Next)
+    Ok(())
 }

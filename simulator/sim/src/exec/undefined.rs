@@ -1,17 +1,13 @@
 //! Which bits of a result are undefined when bits of the operands are: run after an instruction that has read some,
 //! whose writes the registers have put aside.
 
-use super::execute;
+use super::arith::Comparison;
+use super::mma::Mma;
 use super::*;
 use crate::check::lanes::Who;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{self, Access, Look};
 use crate::check::undefined::{Hole, Origin, Source};
-use crate::decode::Op;
-use crate::decode::arith::{Arith, Comparison, Int1, Int2, Int3, Part};
-use crate::decode::convert::{Convert, Number};
-use crate::decode::float::Float;
-use crate::decode::mma::Mma;
 use crate::machine::grid::Launch;
 use crate::machine::regs::{Aside, Shadow};
 use crate::semantics::float::arith::Compare;
@@ -19,8 +15,18 @@ use crate::semantics::fragment::{mma_a, mma_b, mma_c, scale_a_lane, scale_b_lane
 use crate::semantics::instr_desc::Accumulator;
 use smallvec::SmallVec;
 
+/// What reaches the results of an instruction that computes.
+#[derive(Debug, Clone)]
+pub struct Operands {
+    pub how: Spread,
+    pub sources: Vec<Src>,
+    /// Those that say what happens to the bits of the others.
+    pub controls: Vec<Src>,
+}
+
 /// How undefined bits of operands reach the result.
-enum Spread {
+#[derive(Debug, Clone, Copy)]
+pub enum Spread {
     /// A bit of the result depends on at most one bit of each operand: trying 0 and 1 shows which.
     Bits,
     /// Carries go upwards: from the lowest undefined bit on.
@@ -30,96 +36,9 @@ enum Spread {
     /// Each element of so many bits depends on so many bits of one operand.
     Places(u32, u32),
     /// The result is a comparison, which the defined bits may decide.
-    Comparison(Comparison, [Src; 2]),
+    Comparison(Comparison),
     /// Everything depends on everything in so many bits.
     Whole(u32),
-}
-
-fn bits_of(number: Number) -> u32 {
-    match number {
-        Number::Int(ty) => ty.bits,
-        Number::Float(format) => format.width(),
-        Number::Ue8m0 => 8,
-    }
-}
-
-/// How bits spread, the operands, and those that say what happens to the bits of the others.
-fn spread(op: &Op) -> (Spread, Vec<Src>, Vec<Src>) {
-    let plain = |spread: Spread, s: &[Src]| (spread, s.to_vec(), Vec::new());
-    match op {
-        Op::Arith(op) => arith(op),
-        Op::Float(Float::Exact(_, shape, _, _, s) | Float::Approx(_, shape, _, _, s)) => {
-            let width = shape.format.width();
-            match (shape.lanes, shape.narrow) {
-                (1, None) => plain(Spread::Whole(width), s),
-                (_, None) => plain(Spread::Elements(width, width), s),
-                (_, Some(_)) => plain(Spread::Whole(64), s),
-            }
-        }
-        Op::Float(Float::Test(_, format, _, s)) => plain(Spread::Whole(format.width()), &[*s]),
-        Op::Convert(Convert::Move(_, s) | Convert::Unpack(_, s, _)) => plain(Spread::Bits, &[*s]),
-        Op::Convert(Convert::Pack(_, s, bits)) => plain(Spread::Places(*bits, *bits), s),
-        Op::Convert(Convert::One { how, s, .. }) => match (how.to, how.from) {
-            (Number::Int(_), Number::Int(_)) if !how.clamp.sat => plain(Spread::Bits, &[*s]),
-            (_, from) => plain(Spread::Whole(bits_of(from)), &[*s]),
-        },
-        Op::Convert(Convert::Many { step, from, s, .. }) => plain(Spread::Places(*step, bits_of(*from)), s),
-        Op::Convert(Convert::Packed { width, step, s, .. }) => plain(Spread::Elements(*width, *step), &[*s]),
-        Op::Convert(Convert::Stochastic { step, s, random, .. }) => {
-            (Spread::Places(*step, 32), s.clone(), vec![*random])
-        }
-        Op::Convert(Convert::PackInt { s, below, .. }) => {
-            (Spread::Whole(64), s.iter().copied().chain(*below).collect(), Vec::new())
-        }
-        Op::Convert(Convert::Map(_, _, a, rank)) => plain(Spread::Whole(64), &[*a, *rank]),
-        Op::Convert(Convert::Address(.., s) | Convert::IsSpace(.., s) | Convert::Rank(.., s)) => {
-            plain(Spread::Whole(64), &[*s])
-        }
-        // No other family only computes.
-        _ => (Spread::Whole(64), Vec::new(), Vec::new()),
-    }
-}
-
-fn arith(op: &Arith) -> (Spread, Vec<Src>, Vec<Src>) {
-    let plain = |spread: Spread, s: &[Src]| (spread, s.to_vec(), Vec::new());
-    match op {
-        Arith::One(Int1::Not | Int1::Brev, _, _, s) => plain(Spread::Bits, &[*s]),
-        Arith::One(Int1::Neg, _, _, s) => plain(Spread::Upward, &[*s]),
-        Arith::One(_, ty, _, s) => plain(Spread::Whole(ty.bits), &[*s]),
-        Arith::Two(op, ty, _, s, packed) => match op {
-            Int2::And | Int2::Or | Int2::Xor => plain(Spread::Bits, s),
-            Int2::Shl | Int2::Shr => (Spread::Bits, vec![s[0]], vec![s[1]]),
-            _ if *packed => plain(Spread::Elements(16, 16), s),
-            Int2::Add | Int2::Sub | Int2::Mul(Part::Lo | Part::Wide) => plain(Spread::Upward, s),
-            _ => plain(Spread::Whole(ty.bits), s),
-        },
-        Arith::Three(op, _, _, s, with) => {
-            let second = with.map(|(_, _, q)| q);
-            match op {
-                Int3::Lop3(_) => (Spread::Bits, s.iter().copied().chain(second).collect(), Vec::new()),
-                Int3::Mad(Part::Lo | Part::Wide) => plain(Spread::Upward, s),
-                Int3::Bfe => (Spread::Bits, vec![s[0]], s[1..].to_vec()),
-                Int3::ShfL { .. } | Int3::ShfR { .. } | Int3::Prmt(_) => {
-                    (Spread::Bits, s[..2].to_vec(), vec![s[2]])
-                }
-                _ => plain(Spread::Whole(64), s),
-            }
-        }
-        Arith::Insert(_, _, s) => (Spread::Bits, s[..2].to_vec(), s[2..].to_vec()),
-        Arith::Carry { mul: None | Some(Part::Lo), s, .. } => plain(Spread::Upward, s),
-        Arith::Carry { s, .. } => plain(Spread::Whole(64), s),
-        Arith::Dot { s, .. } => plain(Spread::Whole(64), s),
-        Arith::Pred(_, _, s) => plain(Spread::Bits, s),
-        Arith::Setp(c, _, s, with, packed) => {
-            let how = if *packed { Spread::Whole(32) } else { Spread::Comparison(*c, *s) };
-            (how, s.to_vec(), with.iter().map(|(_, p)| *p).collect())
-        }
-        Arith::Set(_, _, _, s, with, _) => {
-            (Spread::Whole(64), s.iter().copied().chain(with.map(|(_, p)| p)).collect(), Vec::new())
-        }
-        Arith::Select(_, s, p) => (Spread::Bits, s.to_vec(), vec![*p]),
-        Arith::SignSelect(_, _, s, by, ..) => (Spread::Bits, s.to_vec(), vec![*by]),
-    }
 }
 
 fn low(bits: u32) -> u128 {
@@ -145,7 +64,7 @@ fn tried(op: &Op, cx: &mut Cx<'_, '_>, reads: &[(Reg, Shadow)]) -> Result<Vec<[u
             cx.w.regs.replace(*r, u32::MAX, &std::array::from_fn(value));
         }
         cx.w.regs.rehearse();
-        execute(op, cx)?;
+        op.run(cx)?;
         let (_, writes) = cx.w.regs.take_aside();
         if fill == 0 {
             differ = vec![[0; 32]; writes.len()];
@@ -198,9 +117,7 @@ impl Spread {
                 let undefined = operands.iter().zip(0..).filter(|(bits, _)| **bits & low(*from) != 0);
                 undefined.fold(0, |m, (_, e)| m | at(e, *to))
             }
-            Spread::Comparison(c, _) => {
-                all_if(!decided(*c, (values(0), operands[0]), (values(1), operands[1])))
-            }
+            Spread::Comparison(c) => all_if(!decided(*c, (values(0), operands[0]), (values(1), operands[1]))),
             Spread::Whole(width) => all_if(any & low(*width) != 0),
         }
     }
@@ -208,26 +125,27 @@ impl Spread {
 
 /// Completes an instruction that has computed with undefined bits; in `unsure` lanes its guard is undefined.
 pub fn settle(op: &Op, cx: &mut Cx<'_, '_>, unsure: u32) -> Result<()> {
+    let OpKind::Computes(Operands { how, sources, controls }) = &op.kind else { return Ok(()) };
     let pc = cx.pc;
     let (reads, writes) = cx.w.regs.take_aside();
     let shadow = |cx: &Cx<'_, '_>, s: Src| cx.w.regs.shadow(s, pc);
     let reads: Vec<_> = reads.into_iter().map(|r| (r, shadow(cx, Src::Reg(r)))).collect();
-    let (how, sources, controls) = spread(op);
     let shadows: Vec<Shadow> = sources.iter().map(|s| shadow(cx, *s)).collect();
     let whole = controls.iter().fold(unsure, |m, s| m | cx.w.regs.unwritten(*s));
     let differ = match how {
         Spread::Bits if reads.len() <= TRIED => tried(op, cx, &reads)?,
         _ => Vec::new(),
     };
-    let values = match how {
-        Spread::Comparison(_, s) => s.map(|s| cx.w.regs.peek64(s)),
-        _ => [[0; 32]; 2],
+    let values: Vec<[u64; 32]> = match how {
+        Spread::Comparison(_) => sources.iter().map(|s| cx.w.regs.peek64(*s)).collect(),
+        _ => Vec::new(),
     };
     // Of a predicate that comes with a number, all bits of the number decide.
-    let of_number = |r| matches!((op, r), (Op::Arith(Arith::Three(..)), Reg::Pred(_)));
+    let is_predicate = |write: &Aside| matches!(write.0, Reg::Pred(_));
+    let numbers = writes.iter().any(|write| !is_predicate(write));
     for (n, write) in writes.iter().enumerate() {
         let mut out = Shadow::default();
-        let tried = differ.get(n).filter(|_| !of_number(write.0));
+        let tried = differ.get(n).filter(|_| !(numbers && is_predicate(write)));
         for l in lanes(write.1) {
             let bits = match tried {
                 _ if whole >> l & 1 != 0 => u128::MAX,
@@ -237,7 +155,7 @@ pub fn settle(op: &Op, cx: &mut Cx<'_, '_>, unsure: u32) -> Result<()> {
                     how.reach(&operands, |k| values[k][l])
                 }
             };
-            let bits = if matches!(write.0, Reg::Pred(_)) { (bits != 0).into() } else { bits };
+            let bits = if is_predicate(write) { (bits != 0).into() } else { bits };
             out.add(l, bits, reads.iter().find_map(|(_, s)| s.origins[l]));
         }
         cx.w.regs.put_back(write, &out);
@@ -329,7 +247,7 @@ impl Launch<'_> {
         if origin.pc == pc {
             return fault;
         }
-        fault.party(Party { role: role.into(), pc: Some(origin.pc), cta: None, warp: None })
+        fault.party(Party::new(role, origin.pc))
     }
 }
 

@@ -1,10 +1,24 @@
 //! Data exchange within a warp. Every operation first brings the lanes of its member mask together.
+//! PTX ISA 9.7.9.6 (`shfl.sync`), 9.7.13.6 (`vote`), 9.7.13.8 (`match`), 9.7.13.10 (`redux`), 9.7.13.11 (`elect`).
 
 use super::*;
 use crate::check::undefined::{Origin, Source};
-use crate::decode::vote::{Ballot, Redux, Shuffle, Vote};
 use crate::machine::regs::Shadow;
-use crate::semantics::float::{F32, arith};
+use crate::names::modifiers;
+use crate::semantics::float::{
+    F32,
+    arith::{MinMax, min_max},
+};
+
+modifiers! {
+    /// Where `shfl` reads.
+    Shuffle { Up "up", Down "down", Butterfly "bfly", Index "idx" }
+}
+
+modifiers! {
+    /// What `vote` asks.
+    Ballot { All "all", Any "any", Uniform "uni", Mask "ballot" }
+}
 
 /// For each executing lane, the live members of its mask, once all of them are here.
 ///
@@ -14,9 +28,10 @@ pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u3
     let masks = cx.w.regs.r32(mask, cx.m);
     let first = masks[cx.first_lane() as usize];
     if let Some(l) = lanes(cx.m).find(|&l| masks[l] >> l & 1 == 0) {
-        return Err(Fault::new(
+        return Err(fault!(
             Check::Barrier,
-            format!("lane {l} executes a warp-synchronous instruction for members {:#010x}", masks[l]),
+            "lane {l} executes a warp-synchronous instruction for members {:#010x}",
+            masks[l]
         )
         .lane(l as u32));
     }
@@ -34,84 +49,120 @@ pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u3
     })
 }
 
-pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
-    let mask = match op {
-        Vote::Shuffle(.., s) => Some(s[3]),
-        Vote::Ballot(.., mask) | Vote::Match(.., mask) | Vote::Redux(.., mask) | Vote::Elect(.., mask) => {
-            Some(*mask)
-        }
-        Vote::Active(_) => None,
-    };
-    let all = match mask {
-        Some(mask) => match members(cx, mask)? {
-            Ok(all) => all,
-            Err(flow) => return Ok(flow),
-        },
-        None => [cx.m; 32],
-    };
-    let m = cx.m;
-    if m == cx.g.mask && mask.is_some() {
-        cx.g.met = None;
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    let root = i.ast.root.as_str();
+    if root == "activemask" {
+        i.ignore(&["b32"]);
+        let d = i.dst(0)?;
+        return Ok(Op::new(move |cx| cx.w.regs.w32(d, cx.m, &[cx.m; 32])));
     }
-    match op {
-        Vote::Shuffle(mode, d, p, s) => exchange(cx, *mode, [*d, *p], s, &all),
-        Vote::Ballot(mode, d, p, _) => {
-            let p = cx.w.regs.pred(*p, m);
-            if *mode == Ballot::Mask {
-                cx.w.regs.w32(*d, m, &all.map(|all| p & all));
-                return Ok(Flow::Next);
-            }
-            let r = lanes(m).fold(0, |r, l| {
-                let yes = match mode {
-                    Ballot::All => p & all[l] == all[l],
-                    Ballot::Any => p & all[l] != 0,
-                    _ => p & all[l] == 0 || p & all[l] == all[l],
-                };
-                r | u32::from(yes) << l
-            });
-            cx.w.regs.wpred(*d, m, r);
-        }
-        Vote::Match(every, d, p, a, _) => {
-            let a = cx.w.regs.r64(*a, m);
-            let same = |l: usize| lanes(all[l]).filter(|&k| a[k] == a[l]).fold(0u32, |s, k| s | 1 << k);
-            let mut out = [0; 32];
-            let mut uniform = 0;
-            for l in lanes(m) {
-                let s = same(l);
-                uniform |= u32::from(s == all[l]) << l;
-                out[l] = if *every && s != all[l] { 0 } else { s };
-            }
-            cx.w.regs.w32(*d, m, &out);
-            cx.w.regs.wpred(*p, m, uniform);
-        }
-        Vote::Redux(op, d, a, _) => {
-            let a = cx.w.regs.r32(*a, m);
-            let combine = |x: u32, y: u32| match op {
-                Redux::Add => x.wrapping_add(y),
-                Redux::Min(false) => x.min(y),
-                Redux::Max(false) => x.max(y),
-                Redux::Min(true) => (x as i32).min(y as i32) as u32,
-                Redux::Max(true) => (x as i32).max(y as i32) as u32,
-                Redux::And => x & y,
-                Redux::Or => x | y,
-                Redux::Xor => x ^ y,
-                Redux::Float(how) => arith::min_max(F32, x.into(), y.into(), *how) as u32,
-            };
-            let r = all.map(|all| lanes(all).map(|l| a[l]).reduce(combine).unwrap_or(0));
-            cx.w.regs.w32(*d, m, &r);
-        }
-        Vote::Elect(d, p, _) => {
-            // Which lane leads is unspecified; the lowest, always.
-            let leader = all.map(|all| all.trailing_zeros().min(31));
-            cx.w.regs.w32(*d, m, &leader);
-            cx.w.regs.wpred(*p, m, lanes(m).fold(0, |p, l| p | 1 << leader[l]));
-        }
-        Vote::Active(d) => cx.w.regs.w32(*d, m, &[m; 32]),
+    if !i.has("sync") {
+        return i.error("only the .sync form exists on the targets this simulator runs");
     }
-    Ok(Flow::Next)
+    match root {
+        "shfl" => {
+            let mode = i.need("a mode", Shuffle::NAMES)?;
+            i.ignore(&["b32"]);
+            let (d, [a, b, c]) =
+                (i.pair(0)?, [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?]);
+            together(i, 4, move |cx, all| exchange(cx, mode, d, [a, b, c], &all))
+        }
+        "vote" => {
+            let mode = i.need("a mode", Ballot::NAMES)?;
+            i.ignore(&["pred", "b32"]);
+            let (d, p) = (i.dst(0)?, i.predicate(1)?);
+            together(i, 2, move |cx, all| ballot(cx, mode, d, p, &all))
+        }
+        "match" => {
+            let every = i.need("a mode", &[("all", true), ("any", false)])?;
+            let (ty, [d, p]) = (i.ty()?, i.pair(0)?);
+            let a = i.src(1, ty)?;
+            together(i, 2, move |cx, all| matching(cx, every, [d, p], a, &all))
+        }
+        "redux" => redux(i),
+        _ => {
+            let [d, p] = i.pair(0)?;
+            together(i, 1, move |cx, all| {
+                // Which lane leads is unspecified; the lowest, always.
+                let leader = all.map(|all| all.trailing_zeros().min(31));
+                cx.w.regs.w32(d, cx.m, &leader);
+                cx.w.regs.wpred(p, cx.m, lanes(cx.m).fold(0, |p, l| p | 1 << leader[l]));
+            })
+        }
+    }
 }
 
-fn exchange(cx: &mut Cx<'_, '_>, mode: Shuffle, [d, p]: [Dst; 2], s: &[Src; 4], all: &[u32; 32]) {
+/// What the members of the mask that is operand `mask` do together; `act` takes those of each lane.
+fn together(
+    i: &Ins<'_>,
+    mask: usize,
+    act: impl Fn(&mut Cx<'_, '_>, [u32; 32]) + Send + Sync + 'static,
+) -> Decoded {
+    let mask = i.src(mask, Type::B32)?;
+    Ok(Op::new(move |cx| {
+        let all = match members(cx, mask)? {
+            Ok(all) => all,
+            Err(flow) => return Ok(flow),
+        };
+        if cx.m == cx.g.mask {
+            cx.g.met = None;
+        }
+        act(cx, all);
+        Ok(Flow::Next)
+    }))
+}
+
+fn ballot(cx: &mut Cx<'_, '_>, mode: Ballot, d: Dst, p: Src, all: &[u32; 32]) {
+    let p = cx.w.regs.pred(p, cx.m);
+    let answer = |all: u32| match mode {
+        Ballot::Mask => p & all,
+        Ballot::All => (p & all == all).into(),
+        Ballot::Any => (p & all != 0).into(),
+        Ballot::Uniform => (p & all == 0 || p & all == all).into(),
+    };
+    cx.w.regs.w32(d, cx.m, &all.map(answer));
+}
+
+fn matching(cx: &mut Cx<'_, '_>, every: bool, [d, p]: [Dst; 2], a: Src, all: &[u32; 32]) {
+    let a = cx.w.regs.r64(a, cx.m);
+    let (mut out, mut uniform) = ([0; 32], 0);
+    for l in lanes(cx.m) {
+        let same = lanes(all[l]).filter(|&k| a[k] == a[l]).fold(0u32, |s, k| s | 1 << k);
+        uniform |= u32::from(same == all[l]) << l;
+        out[l] = if every && same != all[l] { 0 } else { same };
+    }
+    cx.w.regs.w32(d, cx.m, &out);
+    cx.w.regs.wpred(p, cx.m, uniform);
+}
+
+fn redux(i: &mut Ins<'_>) -> Decoded {
+    let how = MinMax { nan: i.has("NaN"), abs: i.has("abs"), ..MinMax::default() };
+    let names = ["add", "min", "max", "and", "or", "xor"].map(|name| (name, name));
+    let (op, ty) = (i.need("an operation", &names)?, i.ty()?);
+    let how = MinMax { max: op == "max", ..how };
+    let (d, a) = (i.dst(0)?, i.src(1, ty)?);
+    let float = move |x: u32, y: u32| min_max(F32, x.into(), y.into(), how) as u32;
+    match (op, ty, ty.is_signed()) {
+        ("min" | "max", Type::F32, _) => reduced(i, d, a, float),
+        ("min", _, true) => reduced(i, d, a, |x, y| (x as i32).min(y as i32) as u32),
+        ("min", ..) => reduced(i, d, a, u32::min),
+        ("max", _, true) => reduced(i, d, a, |x, y| (x as i32).max(y as i32) as u32),
+        ("max", ..) => reduced(i, d, a, u32::max),
+        ("add", ..) => reduced(i, d, a, u32::wrapping_add),
+        ("and", ..) => reduced(i, d, a, |x, y| x & y),
+        ("or", ..) => reduced(i, d, a, |x, y| x | y),
+        _ => reduced(i, d, a, |x, y| x ^ y),
+    }
+}
+
+fn reduced(i: &Ins<'_>, d: Dst, a: Src, f: impl Fn(u32, u32) -> u32 + Send + Sync + 'static) -> Decoded {
+    together(i, 2, move |cx, all| {
+        let a = cx.w.regs.r32(a, cx.m);
+        cx.w.regs.w32(d, cx.m, &all.map(|all| lanes(all).map(|l| a[l]).reduce(&f).unwrap_or(0)));
+    })
+}
+
+fn exchange(cx: &mut Cx<'_, '_>, mode: Shuffle, [d, p]: [Dst; 2], s: [Src; 3], all: &[u32; 32]) {
     let m = cx.m;
     let pc = cx.pc;
     let shadow = (cx.w.regs.unwritten(s[0]) != 0).then(|| cx.w.regs.shadow(s[0], pc));

@@ -1,44 +1,139 @@
 //! `wgmma`: the four warps of a warpgroup issue an operation one by one; it is carried out as one, later. Each warp
-//! has 16 rows of the 64.
+//! has 16 rows of the 64. PTX ISA 9.7.15.
 
-use super::mma::{collect, gather, spread, width};
+use super::mma::{collect, gather, shape_of, spread, sums, types, width};
 use super::operand::Matrix;
 use super::*;
-use crate::decode::wgmma::{A, Multiply, Wgmma};
 use crate::machine::groups::{OpId, Share};
 use crate::machine::regs::Lock;
-use crate::machine::warp::Warp;
 use crate::semantics::dot::{Family, Generation, Product, Shape};
+use crate::semantics::element::Element;
 use crate::semantics::fragment::{wgmma_a, wgmma_d};
-use crate::semantics::smem_desc::SmemDesc;
+use crate::semantics::instr_desc::Accumulator;
+use crate::semantics::smem_desc::{Major, SmemDesc};
 
-pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
-    if let Some(flow) = cx.aligned()? {
-        return Ok(flow);
-    }
-    match op {
-        Wgmma::Fence => {
+/// Where A comes from.
+#[derive(Debug, Clone)]
+pub enum A {
+    Descriptor(Src, Major),
+    /// Four registers.
+    Registers(Vec<Reg>),
+}
+
+/// A decoded `wgmma.mma_async`.
+#[derive(Debug, Clone)]
+pub struct Multiply {
+    /// Columns of D.
+    pub n: u32,
+    /// Depth.
+    pub k: u32,
+    /// The type of D.
+    pub sums: Accumulator,
+    pub elements: [Element; 2],
+    /// `.satfinite` of integers.
+    pub saturate: bool,
+    /// Accumulator registers.
+    pub d: Vec<Reg>,
+    pub a: A,
+    pub b: Src,
+    /// Which dimension of B is contiguous.
+    pub b_major: Major,
+    /// Whether D is added.
+    pub scale_d: Src,
+    /// Signs of A and B.
+    pub negate: [bool; 2],
+}
+
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["sync", "aligned"]);
+    if i.has("fence") {
+        return Ok(Op::aligned(|cx| {
             cx.w.regs.fence();
             cx.w.wgmma.fenced = true;
-            Ok(Flow::Next)
-        }
-        Wgmma::Commit => {
-            cx.w.async_groups.commit(GroupKind::Wgmma, cx.m);
-            Ok(Flow::Next)
-        }
-        Wgmma::Wait(n) => {
-            let waited = cx.w.async_groups.must_finish(GroupKind::Wgmma, cx.m, *n);
-            let flow = cx.wait_groups(GroupKind::Wgmma, *n)?;
-            if flow == Flow::Next {
-                cx.w.release_registers(&waited);
-            }
-            Ok(flow)
-        }
-        Wgmma::Multiply(op) => issue(op, cx),
+        }));
+    }
+    if i.has("commit_group") {
+        return Ok(Op::aligned(|cx| cx.w.async_groups.commit(GroupKind::Wgmma, cx.m)));
+    }
+    if i.has("wait_group") {
+        let n = i.constant(0)?;
+        return Ok(Op::aligned(move |cx| cx.wait_registers(GroupKind::Wgmma, n)));
+    }
+    if i.has("sp") {
+        return i.error("sparse matrices are not executed");
+    }
+    i.need("an operation", &[("mma_async", ())])?;
+    let op = Arc::new(multiply(i)?);
+    Ok(Op::aligned(move |cx| issue(&op, cx)))
+}
+
+fn sign(i: &Ins<'_>, at: usize) -> Decoded<bool> {
+    match i.src(at, Type::S32)? {
+        Src::Imm(1) => Ok(false),
+        Src::Imm(n) if n == u64::from(u32::MAX) => Ok(true),
+        _ => i.error("the sign of a matrix is 1 or -1"),
     }
 }
 
-fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
+fn major(i: &Ins<'_>, at: usize) -> Decoded<Major> {
+    match i.src(at, Type::S32)? {
+        Src::Imm(0) => Ok(Major::K),
+        Src::Imm(1) => Ok(Major::Mn),
+        _ => i.error("transposition is 0 or 1"),
+    }
+}
+
+fn multiply(i: &mut Ins<'_>) -> Decoded<Multiply> {
+    let saturate = i.has("satfinite");
+    let [m, n, k] = shape_of(i)?;
+    let [d, a, b] = types(i)[..] else { return i.error("needs the types of D, A and B") };
+    let (sums, elements) = sums(i, [d, a, b])?;
+    if m != 64 || k * elements[0].bits() != 256 || n % 8 != 0 || !(8..=256).contains(&n) {
+        return i.error(format!("shape m{m}n{n}k{k}: M is 64, N a multiple of 8 up to 256, K 256 bits"));
+    }
+    let regs = i.regs(0)?;
+    let want = (n * sums.bits() / 64) as usize;
+    if regs.len() != want {
+        return i.error(format!("has {} accumulator registers, needs {want}", regs.len()));
+    }
+    let integer = sums == Accumulator::S32;
+    let in_registers = matches!(i.operand(1)?, Operand::Vector(_));
+    let half = elements[0].bits() == 16;
+    let negate = if integer { [false; 2] } else { [sign(i, 4)?, sign(i, 5)?] };
+    let transposed = half && i.count() > 6;
+    let (a, b_major) = if in_registers {
+        let a = i.regs(1)?;
+        if a.len() != 4 {
+            return i.error("A in registers takes four");
+        }
+        (A::Registers(a), if transposed { major(i, 6)? } else { Major::K })
+    } else {
+        let (ta, tb) = if transposed { (major(i, 6)?, major(i, 7)?) } else { (Major::K, Major::K) };
+        (A::Descriptor(i.src(1, Type::B64)?, ta), tb)
+    };
+    let registers = match &a {
+        A::Registers(a) => a.as_slice(),
+        A::Descriptor(..) => &[],
+    };
+    if regs.iter().chain(registers).any(|r| r.bits() != 32) {
+        return i.error("matrix registers have 32 bits");
+    }
+    Ok(Multiply {
+        n,
+        k,
+        sums,
+        elements,
+        saturate,
+        d: regs,
+        a,
+        b: i.src(2, Type::B64)?,
+        b_major,
+        scale_d: i.src(3, Type::Pred)?,
+        negate,
+    })
+}
+
+fn issue(op: &Arc<Multiply>, cx: &mut Cx<'_, '_>) -> Result<()> {
     let scale_d = match cx.w.regs.pred(op.scale_d, FULL) {
         0 => false,
         FULL => true,
@@ -49,13 +144,8 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
         A::Registers(_) => None,
     };
     let b = cx.uniform(op.b, "the descriptor of B")?;
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
-    let a_desc = match a {
-        Some(bits) => Some(SmemDesc::decode_wgmma(bits)?),
-        None => None,
-    };
+    cx.defined()?;
+    let a_desc = a.map(SmemDesc::decode_wgmma).transpose()?;
     let b_desc = SmemDesc::decode_wgmma(b)?;
     if !cx.w.wgmma.fenced {
         return Err(Fault::new(Check::InFlight, "wgmma.mma_async before any wgmma.fence")
@@ -67,29 +157,29 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     };
     for (reg, is_d) in op.d.iter().map(|r| (*r, true)).chain(a_regs.iter().map(|r| (*r, false))) {
         if cx.w.regs.written_since_fence(reg) {
-            let text = format!(
+            return Err(fault!(
+                Check::InFlight,
                 "register {} was written after the last wgmma.fence",
                 cx.cl.launch.kernel.register(reg)
-            );
-            return Err(Fault::new(Check::InFlight, text)
-                .help("execute wgmma.fence.sync.aligned between writing registers and wgmma.mma_async"));
+            )
+            .help("execute wgmma.fence.sync.aligned between writing registers and wgmma.mma_async"));
         }
         let used = !is_d || scale_d;
         let lock = cx.w.regs.lock_of(reg);
         let in_flight = if is_d { lock == Lock::Source } else { lock == Lock::Target };
         if in_flight {
             let holder = cx.w.wgmma.held.iter().find(|h| h.1 == reg).map(|h| h.3);
-            let text = format!(
+            return Err(fault!(
+                Check::InFlight,
                 "register {} is used by another wgmma.mma_async in flight",
                 cx.cl.launch.kernel.register(reg)
-            );
-            return Err(Fault::new(Check::InFlight, text)
-                .party(Party { role: "in flight".into(), pc: holder, cta: None, warp: None })
-                .help("wait for the group with wgmma.wait_group first"));
+            )
+            .party(Party::new("in flight", holder))
+            .help("wait for the group with wgmma.wait_group first"));
         }
         if used && lock == Lock::Free && cx.w.regs.unwritten(Src::Reg(reg)) != 0 {
             cx.w.regs.r32(Src::Reg(reg), FULL);
-            return Ok(Flow::Next);
+            return cx.defined();
         }
     }
     let id = share(op, cx, a_desc, b_desc, scale_d)?;
@@ -103,12 +193,12 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     }
     let ops = 2 * 16 * u64::from(op.n) * u64::from(op.k);
     cx.cl.counters.tensor(width(op.elements[0]), ops);
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// Adds this warp's share of an operation of the warpgroup, which starts with the last share.
 fn share(
-    op: &Multiply,
+    op: &Arc<Multiply>,
     cx: &mut Cx<'_, '_>,
     a: Option<SmemDesc>,
     b: SmemDesc,
@@ -122,11 +212,13 @@ fn share(
         None => cx.agent(),
         Some((other, first)) if first.pc != cx.pc || other != b => {
             let what = if other == b { "another wgmma.mma_async" } else { "another descriptor of B" };
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Illegal,
-                format!("warp {} of the warpgroup has {what} here than warp {}", first.warp, cx.w.index),
+                "warp {} of the warpgroup has {what} here than warp {}",
+                first.warp,
+                cx.w.index
             )
-            .party(Party { role: format!("warp {}", first.warp), pc: Some(first.pc), cta: None, warp: None })
+            .party(Party::new(format!("warp {}", first.warp), first.pc))
             .help("all four warps of a warpgroup execute the same wgmma.mma_async"));
         }
         Some((_, first)) => Agent { warp: cx.w.index, view: cx.w.publish(cx.g, cx.m), ..first },

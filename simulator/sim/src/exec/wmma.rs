@@ -1,61 +1,189 @@
-//! `wmma`: fragments are those of `mma`, several in a row (`semantics::fragment::wmma_*`).
+//! `wmma`: the warp matrix instructions of `nvcuda::wmma`. PTX ISA 9.7.14.4. Fragments are those of `mma`, several in a row
+//! (`semantics::fragment::wmma_*`).
 
-use super::mma::{collect, gather, spread, width};
+use super::mma::{collect, element, gather, shape_of, spread, width};
 use super::*;
-use crate::decode::wmma::{Matrix, Number, Role, Wmma};
 use crate::semantics::dot::{Family, Product, Shape, multiply_f64};
 use crate::semantics::element::Element;
 use crate::semantics::fragment::{elements_per_lane, wmma_a, wmma_b, wmma_c};
 use crate::semantics::instr_desc::Accumulator;
 
-pub fn execute(op: &Wmma, cx: &mut Cx<'_, '_>) -> Result {
-    if let Some(flow) = cx.aligned()? {
-        return Ok(flow);
-    }
-    cx.together = Some(Lanes::Several);
-    match op {
-        Wmma::Load(matrix, d) => {
-            let at = addresses(matrix, cx)?;
-            if at.is_empty() {
-                return Ok(Flow::Next);
-            }
-            let bytes = (matrix.number.bits() / 8) as usize;
-            let per = per_register(matrix.number);
-            let mut rows = vec![[0u64; 32]; at.len() / per];
-            for (i, from) in at.iter().enumerate() {
-                for l in lanes(FULL) {
-                    let mut element = [0; 8];
-                    cx.read_lane(matrix.address.space, from[l], l, Kind::READ, &mut element[..bytes])?;
-                    rows[i / per][l] |= u64::from_le_bytes(element) << (8 * bytes * (i % per));
-                }
-            }
-            for (r, d) in d.iter().enumerate() {
-                cx.w.regs.w64(Dst::Reg(*d), FULL, &rows[r % rows.len()]);
-            }
-        }
-        Wmma::Store(matrix, s) => {
-            let at = addresses(matrix, cx)?;
-            let bytes = (matrix.number.bits() / 8) as usize;
-            let rows: Vec<[u64; 32]> = s.iter().map(|s| cx.w.regs.r64(*s, FULL)).collect();
-            if cx.w.regs.bad.is_some() {
-                return Ok(Flow::Next);
-            }
-            let (bits, per) = (matrix.number.bits() as usize, per_register(matrix.number));
-            for (i, to) in at.iter().enumerate() {
-                for l in lanes(FULL) {
-                    let value = (rows[i / per][l] >> (bits * (i % per))).to_le_bytes();
-                    cx.write_lane(matrix.address.space, to[l], l, Kind::WRITE, &value[..bytes])?;
-                }
-            }
-        }
-        Wmma::Multiply { shape, numbers, saturate, d, s } => {
-            let result = product(cx, *shape, *numbers, *saturate, s);
-            for (d, v) in d.iter().zip(&result) {
-                cx.w.regs.w64(Dst::Reg(*d), FULL, v);
-            }
+/// The type of a matrix's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Number {
+    /// A type of A and B, or f16 of C and D.
+    Element(Element),
+    /// `.f32`, of C and D.
+    F32,
+    /// `.s32`, of C and D.
+    S32,
+    F64,
+}
+
+impl Number {
+    /// Bits of an element, in memory and in registers.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Number::Element(e) => e.bits(),
+            Number::F32 | Number::S32 => 32,
+            Number::F64 => 64,
         }
     }
-    Ok(Flow::Next)
+}
+
+/// Which matrix a fragment is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// A, m x k.
+    A,
+    /// B, k x n.
+    B,
+    /// C or D, m x n.
+    C,
+}
+
+impl Role {
+    /// Rows and columns in an instruction of `shape` (M, N, K).
+    pub const fn extent(self, [m, n, k]: [u32; 3]) -> (u32, u32) {
+        match self {
+            Role::A => (m, k),
+            Role::B => (k, n),
+            Role::C => (m, n),
+        }
+    }
+}
+
+/// A matrix in memory.
+struct Matrix {
+    pub role: Role,
+    /// M, N, K.
+    pub shape: [u32; 3],
+    /// Its elements.
+    pub number: Number,
+    /// Rows are contiguous, rather than columns.
+    pub by_rows: bool,
+    /// Address of element (0, 0).
+    pub address: Addr,
+    /// Elements from one row (column) to the next; the length of one if absent.
+    pub stride: Option<Src>,
+}
+
+fn number(name: &str) -> Option<Number> {
+    match name {
+        "f32" => Some(Number::F32),
+        "s32" => Some(Number::S32),
+        "f64" => Some(Number::F64),
+        _ => element(name).filter(|e| e.bits() >= 8).map(Number::Element),
+    }
+}
+
+/// Registers of a fragment. A and B of f16 always take eight: what is over repeats the first ones.
+fn registers(role: Role, shape: [u32; 3], number: Number) -> usize {
+    let (rows, cols) = role.extent(shape);
+    match (role, number) {
+        (Role::A | Role::B, Number::Element(Element::F16)) => 8,
+        (_, Number::F64) => (rows * cols / 32) as usize,
+        _ => (rows * cols * number.bits() / 32 / 32) as usize,
+    }
+}
+
+/// The type by which registers are read.
+fn register_type(number: Number) -> Type {
+    match number {
+        Number::F64 => Type::F64,
+        Number::F32 => Type::F32,
+        _ => Type::B32,
+    }
+}
+
+/// Decodes `wmma.load`, `wmma.store` and `wmma.mma`.
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    i.ignore(&["sync", "aligned", "rn", "mma"]);
+    let (load, store, saturate) = (i.has("load"), i.has("store"), i.has("satfinite"));
+    let shape = shape_of(i)?;
+    if ![[16, 16, 16], [32, 8, 16], [8, 32, 16], [16, 16, 8], [8, 8, 4]].contains(&shape) {
+        return i.error("only the shapes m16n16k16, m32n8k16, m8n32k16, m16n16k8 and m8n8k4 are executed");
+    }
+    // An occurrence counts as understood once; types repeat, so they are read from the tree.
+    let numbers: Vec<Number> = i.ast.modifiers.iter().filter_map(|m| number(m)).collect();
+    i.ignore_if(|m| number(m).is_some());
+    let expect = |i: &Ins<'_>, role: Role, n: Number, found: usize| -> Decoded<()> {
+        let want = registers(role, shape, n);
+        if want == found { Ok(()) } else { i.error(format!("{role:?} has {found} registers, needs {want}")) }
+    };
+    if !load && !store {
+        i.ignore(&["row", "col"]);
+        let half = Number::Element(Element::F16);
+        let numbers = match numbers[..] {
+            [d, c] => [d, half, c],
+            [d, a, b, c] if a == b => [d, a, c],
+            _ => return i.error("needs the types of D and C, or of D, A, B and C, with A like B"),
+        };
+        let d = i.regs(0)?;
+        expect(i, Role::C, numbers[0], d.len())?;
+        let mut s = [Vec::new(), Vec::new(), Vec::new()];
+        for (at, role) in [Role::A, Role::B, Role::C].into_iter().enumerate() {
+            let n = numbers[if role == Role::C { 2 } else { 1 }];
+            s[at] = i.srcs(at + 1, register_type(n))?;
+            expect(i, role, n, s[at].len())?;
+        }
+        return Ok(Op::aligned(move |cx| {
+            let result = product(cx, shape, numbers, saturate, &s);
+            d.iter().zip(&result).for_each(|(d, v)| cx.w.regs.w64(Dst::Reg(*d), FULL, v));
+        }));
+    }
+    let role = i.need("a matrix", &[("a", Role::A), ("b", Role::B), ("c", Role::C), ("d", Role::C)])?;
+    let by_rows = i.need("a layout", &[("row", true), ("col", false)])?;
+    let space = i.space();
+    let [number] = numbers[..] else { return i.error("needs one type of elements") };
+    let (fragment, memory) = if load { (0, 1) } else { (1, 0) };
+    let stride = i.optional(2, Type::U32)?;
+    let matrix = Matrix { role, shape, number, by_rows, address: i.addr(memory, space)?, stride };
+    Ok(if load {
+        let d = i.regs(fragment)?;
+        expect(i, role, number, d.len())?;
+        Op::aligned(move |cx| matrix.load(cx, &d))
+    } else {
+        let s = i.srcs(fragment, register_type(number))?;
+        expect(i, role, number, s.len())?;
+        Op::aligned(move |cx| matrix.store(cx, &s))
+    })
+}
+
+impl Matrix {
+    fn load(&self, cx: &mut Cx<'_, '_>, d: &[Reg]) -> Result<()> {
+        cx.together = Some(Lanes::Several);
+        let at = addresses(self, cx)?;
+        let bytes = (self.number.bits() / 8) as usize;
+        let per = per_register(self.number);
+        let mut rows = vec![[0u64; 32]; at.len() / per];
+        for (i, from) in at.iter().enumerate() {
+            for l in lanes(FULL) {
+                let mut element = [0; 8];
+                cx.read_lane(self.address.space, from[l], l, Kind::READ, &mut element[..bytes])?;
+                rows[i / per][l] |= u64::from_le_bytes(element) << (8 * bytes * (i % per));
+            }
+        }
+        for (r, d) in d.iter().enumerate() {
+            cx.w.regs.w64(Dst::Reg(*d), FULL, &rows[r % rows.len()]);
+        }
+        Ok(())
+    }
+
+    fn store(&self, cx: &mut Cx<'_, '_>, s: &[Src]) -> Result<()> {
+        cx.together = Some(Lanes::Several);
+        let at = addresses(self, cx)?;
+        let rows: Vec<[u64; 32]> = s.iter().map(|s| cx.w.regs.r64(*s, FULL)).collect();
+        cx.defined()?;
+        let (bits, per) = (self.number.bits() as usize, per_register(self.number));
+        for (i, to) in at.iter().enumerate() {
+            for l in lanes(FULL) {
+                let value = (rows[i / per][l] >> (bits * (i % per))).to_le_bytes();
+                cx.write_lane(self.address.space, to[l], l, Kind::WRITE, &value[..bits / 8])?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Elements in one register.
@@ -73,8 +201,7 @@ fn place(role: Role, shape: [u32; 3], number: Number, lane: u32, i: u32) -> (u32
     }
 }
 
-/// The address of every lane's element `i`, for each `i`; empty if an operand was not written, which the
-/// dispatch loop reports.
+/// The address of every lane's element `i`, for each `i`.
 fn addresses(x: &Matrix, cx: &mut Cx<'_, '_>) -> Result<Vec<[u64; 32]>> {
     let (rows, cols) = x.role.extent(x.shape);
     let base = cx.addresses(&x.address);
@@ -82,9 +209,7 @@ fn addresses(x: &Matrix, cx: &mut Cx<'_, '_>) -> Result<Vec<[u64; 32]>> {
         Some(s) => cx.uniform(s, "the stride of a wmma matrix")?,
         None => u64::from(if x.by_rows { cols } else { rows }),
     };
-    if cx.w.regs.bad.is_some() {
-        return Ok(Vec::new());
-    }
+    cx.defined()?;
     let bytes = u64::from(x.number.bits() / 8);
     let address = |lane: usize, i: u32| {
         let (row, col) = place(x.role, x.shape, x.number, lane as u32, i);
@@ -148,4 +273,24 @@ fn product(
     let (family, c, halved, scales) = (Family::Mma, sums(c), 0, None);
     let product = Product { generation, family, shape, element, c, d: sums(d), saturate, halved, scales };
     collect(&product.of(&a, &b, &addend), d.bits(), registers, at_c, u64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fragments_take_the_registers_the_isa_lists_exact() {
+        let count = |role, shape, name| registers(role, shape, number(name).unwrap());
+        assert_eq!(count(Role::A, [8, 32, 16], "f16"), 8);
+        assert_eq!(count(Role::C, [16, 16, 16], "f16"), 4);
+        assert_eq!(count(Role::A, [8, 32, 16], "bf16"), 2);
+        assert_eq!(count(Role::B, [8, 32, 16], "bf16"), 8);
+        assert_eq!(count(Role::B, [16, 16, 8], "tf32"), 4);
+        assert_eq!(count(Role::A, [32, 8, 16], "u8"), 4);
+        assert_eq!(count(Role::B, [32, 8, 16], "s8"), 1);
+        assert_eq!(count(Role::C, [32, 8, 16], "s32"), 8);
+        assert_eq!(count(Role::A, [8, 8, 4], "f64"), 1);
+        assert_eq!(count(Role::C, [8, 8, 4], "f64"), 2);
+    }
 }

@@ -22,7 +22,7 @@ use crate::memory::local::Local;
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;
 use crate::report::Counters;
-use crate::trap::{Check, Fault, Party, Trap};
+use crate::trap::{Check, Fault, Party, Spot, Trap};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -369,28 +369,24 @@ impl<'a> Cluster<'a> {
     }
 
     /// The trap that says who waits for what.
-    pub fn deadlock(&self) -> Trap {
+    pub fn deadlock(&self) -> Box<Trap> {
         let mut groups: Vec<_> = self.groups().collect();
         groups.sort_by_key(|(c, w, g)| (*c, w.index, g.pc));
-        let mut parties: Vec<Party> = Vec::new();
-        for (c, w, g) in &groups {
-            let what = self.describe_wait(*c, w, g);
-            parties.push(Party {
-                role: what,
-                pc: Some(g.pc),
-                cta: Some(self.ctas[*c].id),
-                warp: Some(w.index),
-            });
-        }
         let shown = 8;
-        let more = parties.len().saturating_sub(shown);
+        let more = groups.len().saturating_sub(shown);
         let mut message = "no thread of the cluster can go on".to_string();
         if more != 0 {
             message += &format!(" ({more} more groups of lanes wait as well)");
         }
-        let mut fault = Fault::new(Check::Deadlock, message);
-        fault.others = parties.into_iter().take(shown).collect();
-        self.trap(fault, None, None, false)
+        let party = |(c, w, g): (usize, &Warp, &Group)| {
+            Party::new(self.describe_wait(c, w, g), g.pc).of((self.ctas[c].id, Some(w.index)))
+        };
+        let fault = groups
+            .into_iter()
+            .take(shown)
+            .map(party)
+            .fold(Fault::new(Check::Deadlock, message), Fault::party);
+        fault.trap(self.launch.kernel, Spot::default())
     }
 
     fn describe_wait(&self, cta: usize, warp: &Warp, group: &Group) -> String {

@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use super::warp::{GroupKind, Warp};
 use crate::check::shadow::FRESH;
-use crate::trap::{Check, Fault, Party};
+use crate::trap::{Check, Fault, Party, fault};
 
 impl Cluster<'_> {
     /// Threads of a CTA have exited: barriers that waited for them go on.
@@ -43,8 +43,8 @@ impl Cluster<'_> {
                 let done = self.ops.get(&op).is_none_or(|s| s.done || kind == GroupKind::Bulk && s.read);
                 if !done {
                     let pc = self.ops.get(&op).map(|s| s.pc);
-                    return Err(Fault::new(Check::Pending, format!("the warp exits while its {what}"))
-                        .party(Party { role: "in flight".into(), pc, cta: None, warp: None })
+                    return Err(fault!(Check::Pending, "the warp exits while its {what}")
+                        .party(Party::new("in flight", pc))
                         .help("wait for the group before the end of the kernel"));
                 }
                 self.ops.remove(&op);
@@ -57,10 +57,9 @@ impl Cluster<'_> {
     fn others_are_done(&self, cta: usize) -> Result<(), Fault> {
         let c = &self.ctas[cta];
         let fault = |noun: &str, actor, pc| {
-            let (by, warp) = self.places.of(actor);
             let text = format!("the CTA exits, not ordered with an earlier {noun} of its shared memory");
             Fault::new(Check::Race, text)
-                .party(Party { role: format!("earlier {noun}"), pc: Some(pc), cta: Some(by), warp })
+                .party(Party::new(format!("earlier {noun}"), pc).of(self.places.of(actor)))
                 .help("let it wait for the others at the end: barrier.cluster.arrive.release and barrier.cluster.wait")
         };
         if let Some((&actor, (_, pc))) =
@@ -90,9 +89,10 @@ impl Cluster<'_> {
         self.launch.progress.cta_finishes();
         let c = &self.ctas[cta];
         if c.tmem.in_use() {
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Tmem,
-                format!("the CTA exits with tensor memory allocated: {}", c.tmem.describe()),
+                "the CTA exits with tensor memory allocated: {}",
+                c.tmem.describe()
             )
             .help("tcgen05.dealloc every allocation before the end of the kernel"));
         }
@@ -107,12 +107,7 @@ impl Cluster<'_> {
                 Check::Pending,
                 "the CTA exits while an asynchronous operation is in flight",
             )
-            .party(Party {
-                role: "in flight".into(),
-                pc: Some(agent.pc),
-                cta: Some(c.id),
-                warp: Some(agent.warp),
-            })
+            .party(Party::new("in flight", agent.pc).of((c.id, Some(agent.warp))))
             .help("wait for it on its mbarrier, or for its group, before the end of the kernel"));
         }
         let counts: Vec<_> = self.warps[cta].iter().flatten().map(|w| w.maxnreg).collect();
@@ -120,12 +115,10 @@ impl Cluster<'_> {
             if counts.iter().any(|c| *c != counts[0]) {
                 let list: Vec<_> =
                     counts.iter().map(|c| c.map_or("unchanged".into(), |n| n.to_string())).collect();
-                return Err(Fault::new(
+                return Err(fault!(
                     Check::Registers,
-                    format!(
-                        "setmaxnreg left the warps of warpgroup {group} with {} registers",
-                        list.join(", ")
-                    ),
+                    "setmaxnreg left the warps of warpgroup {group} with {} registers",
+                    list.join(", ")
                 )
                 .help("all four warps of a warpgroup execute the same setmaxnreg"));
             }

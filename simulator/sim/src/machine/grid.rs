@@ -15,7 +15,7 @@ use crate::memory::global::Global;
 use crate::program::Kernel;
 use crate::progress::Progress;
 use crate::report::Counters;
-use crate::trap::{Check, Fault, Trap};
+use crate::trap::{Check, Fault, Spot, Trap};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -91,7 +91,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
                     continue;
                 }
                 // Whatever this cluster waits for is its own business: nobody else can help.
-                Status::Stuck => return Err(Box::new(cluster.deadlock())),
+                Status::Stuck => return Err(cluster.deadlock()),
                 Status::Running => polling = false,
                 Status::NeedsTurn => {}
             }
@@ -104,7 +104,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
             finished.check(launch)?;
             let (finished, all) = launch.progress.ctas();
             let message = format!("the host stopped the launch when {finished} of {all} CTAs had finished");
-            return Err(Box::new(launch.trap(Check::Stopped, message)));
+            return Err(Fault::new(Check::Stopped, message).trap(launch.kernel, Spot::default()));
         }
         let progress = resident.iter().map(|c| c.progress).sum::<u64>();
         idle = if polling && progress == last_progress { idle + 1 } else { 0 };
@@ -112,7 +112,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
         if idle > PATIENCE {
             // They poll global memory, perhaps for clusters that have not started: the card would hold more.
             if next == total || limit == capacity {
-                return Err(Box::new(resident[0].deadlock()));
+                return Err(resident[0].deadlock());
             }
             limit = (limit * 2).min(capacity);
             idle = 0;
@@ -144,25 +144,6 @@ impl<'a> Launch<'a> {
             (Some(n), ..) => Some(n),
             (None, Some(threads), Some(ctas)) => Some((65536 / (threads * ctas) / 8 * 8).min(256)),
             _ => None,
-        }
-    }
-
-    /// A trap of the launch as a whole.
-    pub fn trap(&self, check: Check, message: String) -> Trap {
-        let fault = Fault::new(check, message);
-        Trap {
-            kernel: self.kernel.name.clone(),
-            site: None,
-            asynchronous: false,
-            cta: None,
-            cluster_rank: None,
-            warp: None,
-            lane: None,
-            check: fault.check,
-            message: fault.message,
-            address: None,
-            others: Vec::new(),
-            help: None,
         }
     }
 

@@ -2,14 +2,14 @@
 //! and turns faults into traps. What an instruction does is in `exec`.
 
 use super::cluster::Cluster;
+use super::cta::Cta;
 use super::engine::Agent;
 use super::regs::BadReg;
 use super::warp::{Group, ScopeKind, Wait, Warp};
 use crate::check::undefined::{Origin, Source};
-use crate::decode::Op;
-use crate::exec::{self, Cx};
+use crate::exec::{self, Cx, Op, OpKind};
 use crate::program::{Reg, Src};
-use crate::trap::{Check, Fault, Trap, TrapParty};
+use crate::trap::{Check, Fault, Party, Spot, Trap, fault};
 
 /// What the group does after an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +32,26 @@ pub enum Flow {
     Exit,
     /// Executes this instruction again later.
     Wait(Wait),
+}
+
+/// What becomes of an instruction that has failed, has read undefined bits, or is one too many.
+#[cold]
+fn judge(op: &Op, result: exec::Result, cx: &mut Cx<'_, '_>, unsure: u32) -> exec::Result {
+    let flow = match (result, cx.w.regs.bad.take()) {
+        // Compilers compute with undefined values where the result does not matter.
+        (Ok(flow), Some(BadReg::Unwritten(..))) if matches!(op.kind, OpKind::Computes(_)) => {
+            exec::undefined::settle(op, cx, unsure)?;
+            flow
+        }
+        // An undefined operand is the cause of whatever else went wrong.
+        (_, Some(bad)) => return Err(cx.cl.bad_register(bad, cx.w, cx.pc)),
+        (result, None) => result?,
+    };
+    let limit = cx.cl.launch.config.max_instructions;
+    if cx.w.executed > limit {
+        return Err(fault!(Check::Limit, "the warp has executed {limit} instructions"));
+    }
+    Ok(flow)
 }
 
 impl<'a> Cluster<'a> {
@@ -58,8 +78,8 @@ impl<'a> Cluster<'a> {
         let exited = w.done();
         let result = result.and_then(|()| {
             if exited {
-                self.warp_exits(&mut w)
-                    .map_err(|f| Box::new(self.trap(f, Some((cta, &w, None)), None, false)))
+                let spot = Spot { warp: Some(w.index), ..self.spot(cta) };
+                self.warp_exits(&mut w).map_err(|f| f.trap(self.launch.kernel, spot))
             } else {
                 Ok(())
             }
@@ -69,7 +89,7 @@ impl<'a> Cluster<'a> {
             self.threads_exit(cta, gone);
             if self.ctas[cta].live_threads == 0 {
                 result?;
-                return self.cta_exits(cta).map_err(|f| Box::new(self.trap(f, None, Some(cta), false)));
+                return self.cta_exits(cta).map_err(|f| f.trap(self.launch.kernel, self.spot(cta)));
             }
         }
         result
@@ -100,34 +120,23 @@ impl<'a> Cluster<'a> {
                 let p = w.regs.pred(Src::Reg(Reg::Pred(p)), m);
                 m &= if negated { !p } else { p };
                 unsure = w.regs.undefined_lanes();
-                if unsure != 0 && inst.op.only_computes() {
+                if unsure != 0 && matches!(inst.op.kind, OpKind::Computes(_)) {
                     m |= unsure;
                 }
             }
-            let flow = if m == 0 && !matches!(inst.op, Op::Branch(_)) {
-                Ok(Flow::Next)
-            } else {
-                exec::execute(&inst.op, &mut Cx { cl: self, w, g, cta, m, pc, together: None })
+            let result = match m {
+                0 => Ok(Flow::Next),
+                _ => inst.op.run(&mut Cx { cl: self, w, g, cta, m, pc, together: None }),
             };
-            let flow = match (flow, w.regs.bad.take()) {
-                (flow, None) => flow,
-                // Compilers compute with undefined values where the result does not matter.
-                (Ok(flow), Some(BadReg::Unwritten(..))) if inst.op.only_computes() => {
-                    let mut cx = Cx { cl: self, w, g, cta, m, pc, together: None };
-                    exec::undefined::settle(&inst.op, &mut cx, unsure).map(|()| flow)
+            let flow = match result {
+                Ok(flow) if w.regs.bad.is_none() && w.executed <= limit => flow,
+                result => {
+                    let cx = &mut Cx { cl: self, w, g, cta, m, pc, together: None };
+                    judge(&inst.op, result, cx, unsure).map_err(|fault| {
+                        let spot = Spot { pc: Some(pc), warp: Some(w.index), ..self.spot(cta) };
+                        fault.trap(self.launch.kernel, spot)
+                    })?
                 }
-                // An undefined operand is the cause of whatever else went wrong.
-                (_, Some(bad)) => Err(self.bad_register(bad, w, pc)),
-            };
-            let flow = match flow {
-                Ok(_) if w.executed > limit => {
-                    Err(Fault::new(Check::Limit, format!("the warp has executed {limit} instructions")))
-                }
-                flow => flow,
-            };
-            let flow = match flow {
-                Ok(flow) => flow,
-                Err(fault) => return Err(Box::new(self.trap(fault, Some((cta, w, Some(g))), None, false))),
             };
             let stop = matches!(flow, Flow::Yield | Flow::Wait(_));
             // In place where no lanes part: a group is too large to move for every instruction.
@@ -138,7 +147,6 @@ impl<'a> Cluster<'a> {
                 }
                 Flow::Next | Flow::Yield => g.pc = pc + 1,
                 Flow::Branch(target) if m == g.mask => g.pc = target,
-                Flow::Branch(_) if m == 0 => g.pc = pc + 1,
                 flow => *slot = slot.take().and_then(|g| self.depart(cta, w, g, m, flow)),
             }
             if let Some(g) = slot {
@@ -221,66 +229,28 @@ impl<'a> Cluster<'a> {
             }
             BadReg::InFlight(r, write) => {
                 let held = w.wgmma.held.iter().find(|h| h.1 == r);
-                let mut fault = Fault::new(
-                    Check::InFlight,
-                    format!(
-                        "register {} is {} while an earlier instruction in flight uses it",
-                        self.launch.kernel.register(r),
-                        if write { "written" } else { "read" }
-                    ),
-                )
-                .help("wait for it first: wgmma.wait_group, or tcgen05.wait::ld");
-                if let Some(held) = held {
-                    fault = fault.party(crate::trap::Party {
-                        role: "in flight".into(),
-                        pc: Some(held.3),
-                        cta: None,
-                        warp: None,
-                    });
-                }
-                fault
+                let register = self.launch.kernel.register(r);
+                let what = if write { "written" } else { "read" };
+                let text =
+                    format!("register {register} is {what} while an earlier instruction in flight uses it");
+                let fault = Fault::new(Check::InFlight, text)
+                    .help("wait for it first: wgmma.wait_group, or tcgen05.wait::ld");
+                held.into_iter().fold(fault, |fault, held| fault.party(Party::new("in flight", held.3)))
             }
         }
     }
 
-    /// Adds the place to a fault of a running warp (or of a whole CTA).
-    pub fn trap(
-        &self,
-        fault: Fault,
-        at: Option<(usize, &Warp, Option<&Group>)>,
-        cta: Option<usize>,
-        asynchronous: bool,
-    ) -> Trap {
-        let kernel = self.launch.kernel;
-        let site = |pc: u32| kernel.sites.get(pc as usize).cloned();
-        let cta_index = at.map(|(c, _, _)| c).or(cta);
-        let rank = cta_index.filter(|_| self.launch.clustered).map(|c| self.ctas[c].rank);
-        Trap {
-            kernel: kernel.name.clone(),
-            site: at.and_then(|(_, _, g)| g).and_then(|g| site(g.pc)),
-            asynchronous,
-            cta: cta_index.map(|c| self.ctas[c].id),
-            cluster_rank: rank,
-            warp: at.map(|(_, w, _)| w.index),
-            lane: fault.lane,
-            check: fault.check,
-            message: fault.message,
-            address: fault.address,
-            others: fault
-                .others
-                .into_iter()
-                .map(|p| TrapParty { role: p.role, site: p.pc.and_then(site), cta: p.cta, warp: p.warp })
-                .collect(),
-            help: fault.help,
-        }
+    /// A place in a CTA.
+    pub(super) fn spot(&self, cta: usize) -> Spot {
+        let Cta { id, rank, .. } = &self.ctas[cta];
+        Spot { cta: Some(*id), cluster_rank: self.launch.clustered.then_some(*rank), ..Spot::default() }
     }
 
     /// Adds the place to a fault of an operation in flight.
     pub(super) fn trap_async(&self, fault: Fault, agent: &Agent) -> Box<Trap> {
-        let mut trap = self.trap(fault, None, Some(agent.cta as usize), true);
-        trap.site = self.launch.kernel.sites.get(agent.pc as usize).cloned();
-        trap.warp = Some(agent.warp);
-        Box::new(trap)
+        let Agent { pc, warp, cta, .. } = *agent;
+        let spot = Spot { pc: Some(pc), warp: Some(warp), asynchronous: true, ..self.spot(cta as usize) };
+        fault.trap(self.launch.kernel, spot)
     }
 
     /// An agent that acts for these lanes of the group from now on.

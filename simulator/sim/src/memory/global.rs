@@ -4,7 +4,7 @@
 //! kernel without data races cannot tell; one with races is reported by the race checker.
 
 use super::GLOBAL_BASE;
-use crate::trap::{Check, Fault};
+use crate::trap::{Check, Fault, fault};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Bytes between allocations at least.
@@ -174,7 +174,7 @@ impl Global {
 const WINDOW_LOW: u64 = 1 << 20;
 
 fn bounds(address: u64, bytes: usize, verb: &str, why: String) -> Fault {
-    Fault::new(Check::Bounds, format!("{verb} of {bytes} bytes of global memory: {why}"))
+    fault!(Check::Bounds, "{verb} of {bytes} bytes of global memory: {why}")
         .at(format_args!("global {address:#x}"))
 }
 

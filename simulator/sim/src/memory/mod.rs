@@ -11,7 +11,7 @@ pub mod local;
 pub mod shared;
 pub mod tmem;
 
-use crate::trap::{Check, Fault};
+use crate::trap::{Check, Fault, fault};
 use std::fmt;
 
 /// Generic address of shared address 0 of cluster rank 0.
@@ -160,19 +160,17 @@ pub fn misaligned(place: Place, bytes: u64) -> Fault {
         Place::Global(a) | Place::Local(a) | Place::Const(a) | Place::Param(a) | Place::FuncParam(a) => a,
         Place::Shared { offset, .. } => offset.into(),
     };
-    Fault::new(
+    fault!(
         Check::Align,
-        format!(
-            "an access of {bytes} bytes needs an address that is a multiple of {bytes}; {} past one",
-            value % bytes
-        ),
+        "an access of {bytes} bytes needs an address that is a multiple of {bytes}; {} past one",
+        value % bytes
     )
     .at(place)
 }
 
 /// The fault for an access outside a memory of `size` bytes that is one block.
 pub fn outside(place: Place, bytes: u64, what: &str, size: u64) -> Fault {
-    Fault::new(Check::Bounds, format!("{bytes} bytes do not lie inside {what} of {size} bytes")).at(place)
+    fault!(Check::Bounds, "{bytes} bytes do not lie inside {what} of {size} bytes").at(place)
 }
 
 #[cfg(test)]

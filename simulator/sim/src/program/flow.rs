@@ -4,29 +4,20 @@
 //! Dominance Algorithm") on the reversed graph.
 
 use super::Inst;
-use crate::decode::Op;
-use crate::decode::control::Control;
+use crate::exec::OpKind;
 
 const NONE: usize = usize::MAX;
 
-fn targets(inst: &Inst) -> Vec<u32> {
-    match &inst.op {
-        Op::Branch(target) => vec![*target],
-        Op::Control(Control::Indexed { targets, .. }) => targets.clone(),
-        _ => Vec::new(),
+fn targets(inst: &Inst) -> &[u32] {
+    match &inst.op.kind {
+        OpKind::Jumps(targets) => targets,
+        _ => &[],
     }
 }
 
 /// Whether control may go on to the next instruction.
 fn falls_through(inst: &Inst) -> bool {
-    let leaves = match &inst.op {
-        Op::Branch(_) => true,
-        Op::Control(c) => {
-            matches!(c, Control::Indexed { .. } | Control::Return | Control::Exit | Control::Trap)
-        }
-        _ => false,
-    };
-    !leaves || inst.guard.is_some()
+    !matches!(inst.op.kind, OpKind::Jumps(_) | OpKind::Leaves) || inst.guard.is_some()
 }
 
 /// Fills in `reconverge` for the branches of the function that starts at `start` and ends with the code.
@@ -36,7 +27,7 @@ pub fn reconverge(code: &mut [Inst], start: usize) {
     leader[0] = true;
     for i in 0..n {
         let out = targets(&code[start + i]);
-        for t in &out {
+        for t in out {
             leader[*t as usize - start] = true;
         }
         if !out.is_empty() || !falls_through(&code[start + i]) {
@@ -62,7 +53,7 @@ pub fn reconverge(code: &mut [Inst], start: usize) {
         if through {
             out.push(if last(b) + 1 < n { block_of[last(b) + 1] } else { exit });
         }
-        let leaves = matches!(&inst.op, Op::Control(Control::Return | Control::Exit | Control::Trap));
+        let leaves = matches!(inst.op.kind, OpKind::Leaves);
         if leaves || out.is_empty() {
             out.push(exit);
         }
@@ -71,7 +62,7 @@ pub fn reconverge(code: &mut [Inst], start: usize) {
     let dominator = post_dominators(&successors, exit);
     for b in 0..blocks {
         let inst = &mut code[start + last(b)];
-        if matches!(inst.op, Op::Branch(_) | Op::Control(Control::Indexed { .. })) {
+        if matches!(inst.op.kind, OpKind::Jumps(_)) {
             let d = dominator[b];
             inst.reconverge = if d == NONE || d == exit { u32::MAX } else { (start + first[d]) as u32 };
         }
@@ -139,29 +130,28 @@ fn meet(idom: &[usize], order: &[usize], mut a: usize, mut b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::Op;
+    use OpKind::{Acts, Leaves};
 
-    fn code(ops: &[(Op, bool)]) -> Vec<Inst> {
-        ops.iter()
-            .map(|(op, guarded)| Inst {
-                op: op.clone(),
-                guard: guarded.then_some((0, false)),
-                reconverge: u32::MAX,
-                opcode: 0,
-            })
-            .collect()
+    /// Instructions by what they are, and whether they have a guard.
+    fn code(kinds: &[(OpKind, bool)]) -> Vec<Inst> {
+        let inst = |(kind, guarded): &(OpKind, bool)| Inst {
+            op: Op::of(kind.clone(), |_| ()),
+            guard: guarded.then_some((0, false)),
+            reconverge: u32::MAX,
+            opcode: 0,
+        };
+        kinds.iter().map(inst).collect()
+    }
+
+    fn bra(to: u32) -> OpKind {
+        OpKind::Jumps(vec![to])
     }
 
     #[test]
     fn if_else_meets_after_both_exact() {
         // 0: @p bra 3; 1: nop; 2: bra 4; 3: nop; 4: ret
-        let ret = Op::Control(Control::Return);
-        let mut c = code(&[
-            (Op::Branch(3), true),
-            (Op::Nop, false),
-            (Op::Branch(4), false),
-            (Op::Nop, false),
-            (ret, false),
-        ]);
+        let mut c = code(&[(bra(3), true), (Acts, false), (bra(4), false), (Acts, false), (Leaves, false)]);
         reconverge(&mut c, 0);
         assert_eq!((c[0].reconverge, c[2].reconverge), (4, 4));
     }
@@ -169,8 +159,7 @@ mod tests {
     #[test]
     fn a_loop_meets_at_its_exit_exact() {
         // 0: nop; 1: @p bra 3; 2: bra 0; 3: ret
-        let ret = Op::Control(Control::Return);
-        let mut c = code(&[(Op::Nop, false), (Op::Branch(3), true), (Op::Branch(0), false), (ret, false)]);
+        let mut c = code(&[(Acts, false), (bra(3), true), (bra(0), false), (Leaves, false)]);
         reconverge(&mut c, 0);
         assert_eq!(c[1].reconverge, 3);
     }
@@ -178,15 +167,14 @@ mod tests {
     #[test]
     fn an_early_return_leaves_no_meeting_point_exact() {
         // 0: @p bra 2; 1: ret; 2: nop; 3: ret
-        let ret = Op::Control(Control::Return);
-        let mut c = code(&[(Op::Branch(2), true), (ret.clone(), false), (Op::Nop, false), (ret, false)]);
+        let mut c = code(&[(bra(2), true), (Leaves, false), (Acts, false), (Leaves, false)]);
         reconverge(&mut c, 0);
         assert_eq!(c[0].reconverge, u32::MAX);
     }
 
     #[test]
     fn an_endless_loop_is_no_problem_exact() {
-        let mut c = code(&[(Op::Branch(0), true), (Op::Branch(0), false)]);
+        let mut c = code(&[(bra(0), true), (bra(0), false)]);
         reconverge(&mut c, 0);
         assert_eq!(c[0].reconverge, u32::MAX);
     }

@@ -6,7 +6,7 @@
 
 pub mod flow;
 
-use crate::decode::Op;
+use crate::exec::Op;
 use crate::semantics::dot::Generation;
 use crate::trap::Site;
 

@@ -1,10 +1,10 @@
 //! Rules of the PTX ISA that operands can break, as faults; the dispatch loop adds kernel, line, CTA, warp and lane.
 
-use crate::trap::{Check, Fault};
+use crate::trap::{Check, Fault, fault};
 
 /// A field of a descriptor, tensor map or address has a value that `rule`, which says what is valid, excludes.
 pub(crate) fn invalid(what: &str, field: &str, found: u64, rule: &str) -> Fault {
-    Fault::new(Check::Illegal, format!("{what}: {field} is {found:#x}, but {rule}"))
+    fault!(Check::Illegal, "{what}: {field} is {found:#x}, but {rule}")
 }
 
 /// A valid combination that this simulator does not model; `rule` says what it does.

@@ -5,13 +5,11 @@
 //! of the byte an element takes is drawn only; CUTLASS names them: the middle ones in tensor memory (`00xxxx00`,
 //! `0xxxxxx0`, `tcgen05/cp_narrow_a_to_tmem_mma.py`), the low ones after `ldmatrix` (`mma_traits_sm120.hpp`).
 
-/// A source format: 16 elements, then padding up to 16 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Narrow {
-    /// `.b4x16_p64`
-    B4,
-    /// `.b6x16_p32`
-    B6,
+use crate::names::modifiers;
+
+modifiers! {
+    /// A source format: 16 elements, then padding up to 16 bytes.
+    Narrow { B4 "b4x16_p64", B6 "b6x16_p32" }
 }
 
 impl Narrow {

@@ -1,6 +1,6 @@
 //! Integer arithmetic of one lane.
 
-use crate::decode::arith::{Comparison, Int1, Int2, Int3, Part, Permute};
+use super::{Comparison, Part, Permute};
 use crate::semantics::float::arith::{Compare, compare};
 use crate::semantics::float::int::IntType;
 
@@ -26,75 +26,93 @@ pub(in crate::exec) fn product24(part: Part, signed: bool, a: u64, b: u64) -> u6
     u64::from(kept as u32)
 }
 
-/// An operation of two operands on values of `ty`, zero-extended.
-pub(in crate::exec) fn int2(op: Int2, ty: IntType, a: u64, b: u64) -> u64 {
-    let (x, y) = (ty.value(a), ty.value(b));
-    let saturate = |v: i128| ty.bits_of(v.clamp(ty.min(), ty.max()));
-    let bits = ty.bits;
-    match op {
-        Int2::Add => ty.bits_of(x + y),
-        Int2::AddSat => saturate(x + y),
-        Int2::Sub => ty.bits_of(x - y),
-        Int2::SubSat => saturate(x - y),
-        Int2::Mul(part) => product(part, ty, a, b),
-        Int2::Mul24(part) => product24(part, ty.signed, a, b),
+fn saturated(ty: IntType, v: i128) -> u64 {
+    ty.bits_of(v.clamp(ty.min(), ty.max()))
+}
+
+/// An instruction of two operands as a function of values of its type, zero-extended. The modifiers are `.sat`, `.relu` and
+/// `.wrap`.
+pub(in crate::exec) fn binary(
+    root: &str,
+    part: Option<Part>,
+    (sat, relu, wrap): (bool, bool, bool),
+) -> fn(IntType, u64, u64) -> u64 {
+    match (root, part) {
+        ("add", _) if sat => |t, a, b| saturated(t, t.value(a) + t.value(b)),
+        ("add", _) => |t, a, b| t.bits_of(t.value(a) + t.value(b)),
+        ("sub", _) if sat => |t, a, b| saturated(t, t.value(a) - t.value(b)),
+        ("sub", _) => |t, a, b| t.bits_of(t.value(a) - t.value(b)),
+        ("mul", Some(Part::Hi)) => |t, a, b| product(Part::Hi, t, a, b),
+        ("mul", Some(Part::Wide)) => |t, a, b| product(Part::Wide, t, a, b),
+        ("mul", _) => |t, a, b| product(Part::Lo, t, a, b),
+        ("mul24", Some(Part::Hi)) => |t, a, b| product24(Part::Hi, t.signed, a, b),
+        ("mul24", _) => |t, a, b| product24(Part::Lo, t.signed, a, b),
         // Division by zero gives an unspecified value; chips give all ones, and the dividend as remainder.
-        Int2::Div if y == 0 => mask(bits),
-        Int2::Rem if y == 0 => a & mask(bits),
-        Int2::Div => ty.bits_of(x / y),
-        Int2::Rem => ty.bits_of(x % y),
-        Int2::Min => ty.bits_of(x.min(y)),
-        Int2::Max => ty.bits_of(x.max(y)),
-        Int2::MinRelu => ty.bits_of(x.min(y).max(0)),
-        Int2::MaxRelu => ty.bits_of(x.max(y).max(0)),
-        Int2::And => a & b,
-        Int2::Or => a | b,
-        Int2::Xor => a ^ b,
-        Int2::Shl => {
-            if b as u32 >= bits {
-                0
-            } else {
-                a << b as u32 & mask(bits)
-            }
-        }
-        Int2::Shr => ty.bits_of(x >> (b as u32).min(bits)),
-        Int2::Szext { wrap } => {
-            let n = b as u32;
-            let n = if wrap { n & 31 } else { n };
-            match n {
-                0 if wrap || b == 0 => 0,
-                1..=31 => IntType { bits: 32, ..ty }.bits_of(IntType { bits: n, ..ty }.value(a)),
-                _ => a & mask(32),
-            }
-        }
-        Int2::Bmsk { wrap } => {
-            let (start, width) = (a as u32, b as u32);
-            let (start, width) = if wrap { (start & 31, width & 31) } else { (start, width.min(32)) };
-            if start > 31 { 0 } else { ((1u64 << width) - 1) << start & mask(32) }
-        }
+        ("div", _) => |t, a, b| match t.value(b) {
+            0 => mask(t.bits),
+            y => t.bits_of(t.value(a) / y),
+        },
+        ("rem", _) => |t, a, b| match t.value(b) {
+            0 => a & mask(t.bits),
+            y => t.bits_of(t.value(a) % y),
+        },
+        ("min", _) if relu => |t, a, b| t.bits_of(t.value(a).min(t.value(b)).max(0)),
+        ("min", _) => |t, a, b| t.bits_of(t.value(a).min(t.value(b))),
+        ("max", _) if relu => |t, a, b| t.bits_of(t.value(a).max(t.value(b)).max(0)),
+        ("max", _) => |t, a, b| t.bits_of(t.value(a).max(t.value(b))),
+        ("and", _) => |_, a, b| a & b,
+        ("or", _) => |_, a, b| a | b,
+        ("xor", _) => |_, a, b| a ^ b,
+        ("shl", _) => |t, a, b| if b as u32 >= t.bits { 0 } else { a << b as u32 & mask(t.bits) },
+        ("shr", _) => |t, a, b| t.bits_of(t.value(a) >> (b as u32).min(t.bits)),
+        ("szext", _) if wrap => |t, a, b| extended(t, a, b & 31),
+        ("szext", _) => extended,
+        _ if wrap => |_, a, b| bit_mask(a as u32 & 31, b as u32 & 31),
+        _ => |_, a, b| bit_mask(a as u32, (b as u32).min(32)),
     }
 }
 
-pub(in crate::exec) fn int1(op: Int1, ty: IntType, a: u64) -> u64 {
-    let x = ty.value(a);
-    let bits = ty.bits;
-    match op {
-        Int1::Neg => ty.bits_of(-x),
-        Int1::Abs => ty.bits_of(x.abs()),
-        Int1::Not => !a & mask(bits),
-        Int1::Cnot => u64::from(a & mask(bits) == 0),
-        Int1::Popc => (a & mask(bits)).count_ones().into(),
-        Int1::Clz => ((a & mask(bits)).leading_zeros() - (64 - bits)).into(),
-        Int1::Brev => a.reverse_bits() >> (64 - bits),
-        Int1::Bfind { shift } => {
-            // Of a negative signed number the most significant zero is looked for.
-            let v = if ty.signed && x < 0 { !a & mask(bits) } else { a & mask(bits) };
-            match v.checked_ilog2() {
-                None => u32::MAX.into(),
-                Some(at) if shift => u64::from(bits - 1 - at),
-                Some(at) => at.into(),
-            }
-        }
+/// The low `n` bits of a number of 32 bits, extended as its type says.
+fn extended(t: IntType, a: u64, n: u64) -> u64 {
+    match n {
+        0 => 0,
+        1..=31 => IntType { bits: 32, ..t }.bits_of(IntType { bits: n as u32, ..t }.value(a)),
+        _ => a & mask(32),
+    }
+}
+
+fn bit_mask(start: u32, width: u32) -> u64 {
+    if start > 31 { 0 } else { ((1u64 << width) - 1) << start & mask(32) }
+}
+
+/// An instruction of one operand as a function of values of its type; `shift` is `.shiftamt` of `bfind`.
+pub(in crate::exec) fn unary(root: &str, shift: bool) -> fn(IntType, u64) -> u64 {
+    match root {
+        "neg" => |t, a| t.bits_of(-t.value(a)),
+        "abs" => |t, a| t.bits_of(t.value(a).abs()),
+        "not" => |t, a| !a & mask(t.bits),
+        "cnot" => |t, a| u64::from(a & mask(t.bits) == 0),
+        "popc" => |t, a| (a & mask(t.bits)).count_ones().into(),
+        "clz" => |t, a| ((a & mask(t.bits)).leading_zeros() - (64 - t.bits)).into(),
+        "brev" => |t, a| a.reverse_bits() >> (64 - t.bits),
+        _ if shift => |t, a| highest(t, a).map_or(u32::MAX, |at| t.bits - 1 - at).into(),
+        _ => |t, a| highest(t, a).unwrap_or(u32::MAX).into(),
+    }
+}
+
+/// The most significant one; of a negative signed number the most significant zero.
+fn highest(t: IntType, a: u64) -> Option<u32> {
+    let v = if t.signed && t.value(a) < 0 { !a } else { a };
+    (v & mask(t.bits)).checked_ilog2()
+}
+
+/// `shf`: the upper half of a pair shifted left, or the lower half of it shifted right.
+pub(in crate::exec) fn funnel(left: bool, wrap: bool, a: u64, b: u64, c: u64) -> u64 {
+    let by = if wrap { c as u32 & 31 } else { (c as u32).min(32) };
+    let pair = a & mask(32) | b << 32;
+    match left {
+        true => ((u128::from(pair) << by) >> 32) as u64 & mask(32),
+        false => pair >> by & mask(32),
     }
 }
 
@@ -117,15 +135,7 @@ pub(in crate::exec) fn permute(mode: Option<Permute>, a: u32, b: u32, c: u32) ->
     u32::from_le_bytes(out)
 }
 
-/// `lop3` as its truth table says, with a = 0xf0, b = 0xcc, c = 0xaa.
-pub(in crate::exec) fn lop3(table: u8, a: u32, b: u32, c: u32) -> u32 {
-    (0..8).filter(|i| table >> i & 1 != 0).fold(0, |out, i| {
-        let pick = |bit: u32, v: u32| if i & bit != 0 { v } else { !v };
-        out | pick(4, a) & pick(2, b) & pick(1, c)
-    })
-}
-
-/// The same for 32 lanes, one after the other for each bit of the table.
+/// `lop3` of 32 lanes as its truth table says, with a = 0xf0, b = 0xcc, c = 0xaa.
 pub(in crate::exec) fn lop3_row(table: u8, v: &[[u32; 32]; 3]) -> [u32; 32] {
     let mut out = [0; 32];
     for i in (0..8).filter(|i| table >> i & 1 != 0) {
@@ -179,31 +189,6 @@ pub(in crate::exec) fn find_nth(a: u32, base: u32, offset: i32) -> u32 {
         pos += step;
     }
     u32::MAX
-}
-
-pub(in crate::exec) fn int3(op: Int3, ty: IntType, a: u64, b: u64, c: u64) -> u64 {
-    let funnel = |wrap: bool| if wrap { c as u32 & 31 } else { (c as u32).min(32) };
-    let pair = a & mask(32) | b << 32;
-    match op {
-        Int3::Mad(Part::Wide) => {
-            let wide = IntType { bits: ty.bits * 2, ..ty };
-            wide.bits_of(wide.value(product(Part::Wide, ty, a, b)) + wide.value(c))
-        }
-        Int3::Mad(part) => ty.bits_of(ty.value(product(part, ty, a, b)) + ty.value(c)),
-        Int3::MadSat => {
-            let sum = ty.value(product(Part::Hi, ty, a, b)) + ty.value(c);
-            ty.bits_of(sum.clamp(ty.min(), ty.max()))
-        }
-        Int3::Mad24(part) => product24(part, ty.signed, a, b).wrapping_add(c) & mask(32),
-        Int3::Sad => ty.bits_of((ty.value(a) - ty.value(b)).abs() + ty.value(c)),
-        Int3::Bfe => extract(ty, a, b, c),
-        Int3::ShfL { wrap } => ((u128::from(pair) << funnel(wrap)) >> 32) as u64 & mask(32),
-        Int3::ShfR { wrap } => pair >> funnel(wrap) & mask(32),
-        Int3::Prmt(mode) => permute(mode, a as u32, b as u32, c as u32).into(),
-        Int3::Lop3(table) => lop3(table, a as u32, b as u32, c as u32).into(),
-        Int3::Fns => find_nth(a as u32, b as u32, c as u32 as i32).into(),
-        Int3::AbsDiff4(add) => abs_diff4(ty.signed, add, a, b, c),
-    }
 }
 
 pub(in crate::exec) fn abs_diff4(signed: bool, add: bool, a: u64, b: u64, c: u64) -> u64 {

@@ -1,7 +1,6 @@
 //! Tests of `exec::arith`.
 
 use super::*;
-use crate::decode::arith::{Int1, Permute};
 
 const S32: IntType = IntType { bits: 32, signed: true };
 const U32: IntType = IntType { bits: 32, signed: false };
@@ -21,10 +20,11 @@ fn bit_fields_follow_the_isa_exact() {
 #[test]
 fn lop3_reads_its_table_exact() {
     let (a, b, c) = (0x1234_5678, 0x9abc_def0, 0x0f0f_0f0f);
-    assert_eq!(lop3(0x80, a, b, c), a & b & c);
-    assert_eq!(lop3(0x96, a, b, c), a ^ b ^ c);
-    assert_eq!(lop3(0xca, a, b, c), (a & b) | (!a & c));
-    assert_eq!(lop3(0x1e, a, b, c), a ^ (b | c));
+    let lop3 = |table| lop3_row(table, &[[a; 32], [b; 32], [c; 32]]);
+    assert_eq!(lop3(0x80), [a & b & c; 32]);
+    assert_eq!(lop3(0x96), [a ^ b ^ c; 32]);
+    assert_eq!(lop3(0xca), [(a & b) | (!a & c); 32]);
+    assert_eq!(lop3(0x1e), [a ^ (b | c); 32]);
 }
 
 #[test]
@@ -40,29 +40,34 @@ fn permutations_follow_the_isa_exact() {
     assert_eq!(permute(Some(Permute::Rc16), a, b, 1), 0x3322_3322);
 }
 
+/// An instruction without modifiers.
+fn int2(root: &str, ty: IntType, a: u64, b: u64) -> u64 {
+    binary(root, None, (false, false, false))(ty, a, b)
+}
+
 #[test]
 fn shifts_and_funnels_clamp_or_wrap_exact() {
-    assert_eq!(int2(Int2::Shl, U32, 1, 32), 0);
-    assert_eq!(int2(Int2::Shr, S32, 0x8000_0000, 40), 0xffff_ffff);
+    assert_eq!(int2("shl", U32, 1, 32), 0);
+    assert_eq!(int2("shr", S32, 0x8000_0000, 40), 0xffff_ffff);
     let (lo, hi) = (0x89ab_cdef, 0x0123_4567);
-    assert_eq!(int3(Int3::ShfL { wrap: true }, U32, lo, hi, 8), 0x2345_6789);
-    assert_eq!(int3(Int3::ShfR { wrap: true }, U32, lo, hi, 8), 0x6789_abcd);
-    assert_eq!(int3(Int3::ShfL { wrap: false }, U32, lo, hi, 99), lo);
-    assert_eq!(int3(Int3::ShfR { wrap: false }, U32, lo, hi, 99), hi);
-    assert_eq!(int3(Int3::ShfR { wrap: true }, U32, lo, hi, 32), lo);
+    assert_eq!(funnel(true, true, lo, hi, 8), 0x2345_6789);
+    assert_eq!(funnel(false, true, lo, hi, 8), 0x6789_abcd);
+    assert_eq!(funnel(true, false, lo, hi, 99), lo);
+    assert_eq!(funnel(false, false, lo, hi, 99), hi);
+    assert_eq!(funnel(false, true, lo, hi, 32), lo);
 }
 
 #[test]
 fn integer_edges_exact() {
-    assert_eq!(int2(Int2::AddSat, S32, 0x7fff_ffff, 1), 0x7fff_ffff);
-    assert_eq!(int2(Int2::Mul(Part::Hi), S32, 0xffff_ffff, 2), 0xffff_ffff);
-    assert_eq!(int2(Int2::Mul(Part::Wide), S32, 0xffff_ffff, 2), 0xffff_ffff_ffff_fffe);
-    assert_eq!(int2(Int2::Div, S32, 0x8000_0000, 0xffff_ffff), 0x8000_0000);
-    assert_eq!(int2(Int2::Rem, S32, 0xffff_fff9, 4), 0xffff_fffd);
-    assert_eq!(int1(Int1::Bfind { shift: false }, S32, 0xffff_ff00), 7);
-    assert_eq!(int1(Int1::Bfind { shift: true }, U32, 0x10), 27);
-    assert_eq!(int1(Int1::Bfind { shift: false }, U32, 0), 0xffff_ffff);
-    assert_eq!(int1(Int1::Brev, IntType { bits: 64, signed: false }, 1), 1 << 63);
+    assert_eq!(binary("add", None, (true, false, false))(S32, 0x7fff_ffff, 1), 0x7fff_ffff);
+    assert_eq!(product(Part::Hi, S32, 0xffff_ffff, 2), 0xffff_ffff);
+    assert_eq!(product(Part::Wide, S32, 0xffff_ffff, 2), 0xffff_ffff_ffff_fffe);
+    assert_eq!(int2("div", S32, 0x8000_0000, 0xffff_ffff), 0x8000_0000);
+    assert_eq!(int2("rem", S32, 0xffff_fff9, 4), 0xffff_fffd);
+    assert_eq!(unary("bfind", false)(S32, 0xffff_ff00), 7);
+    assert_eq!(unary("bfind", true)(U32, 0x10), 27);
+    assert_eq!(unary("bfind", false)(U32, 0), 0xffff_ffff);
+    assert_eq!(unary("brev", false)(IntType { bits: 64, signed: false }, 1), 1 << 63);
     assert_eq!(find_nth(0b1011_0000, 4, 2), 5);
     assert_eq!(find_nth(0b1011_0000, 7, -2), 5);
     assert_eq!(find_nth(0b1011_0000, 6, 0), u32::MAX);

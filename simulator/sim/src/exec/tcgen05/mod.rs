@@ -1,4 +1,4 @@
-//! `tcgen05`: tensor memory and the tensor core of sm_100.
+//! `tcgen05`: tensor memory and the tensor core of sm_100. PTX ISA 9.7.16.
 //!
 //! Operations of a thread on the tensor core (`mma`, `cp`, `shift`, `commit`) complete in order; `ld` and `st` are
 //! separate and waited for with `tcgen05.wait`. Between threads, a release and an acquire order accesses to tensor
@@ -15,9 +15,9 @@ use crate::check::lanes::Who;
 use crate::check::order::View;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{Access, Conflict};
-use crate::decode::tcgen05::Tcgen05;
 use crate::memory::tmem::Tmem;
 use crate::semantics::tcgen05::Cell;
+use transfer::access;
 
 /// Who accesses tensor memory: `fenced` is what counts, `full` what relaxed waits have seen besides.
 #[derive(Clone)]
@@ -54,29 +54,17 @@ impl Cluster<'_> {
         let Err((byte, conflict)) = result else { return Ok(()) };
         let column = byte / 4 % 512;
         let place = format!("tensor memory lane {}, column {column} of cluster rank {rank}", at.lane);
-        let other = |a: Access| {
-            let (cta, warp) = self.places.of(a.actor);
-            Party { role: format!("earlier {}", a.kind.noun()), pc: Some(a.pc), cta: Some(cta), warp }
-        };
         let noun = kind.noun();
         Err(match conflict {
             Conflict::Uninit => {
-                Fault::new(Check::Uninit, format!("{noun} of tensor memory that nothing wrote"))
+                fault!(Check::Uninit, "{noun} of tensor memory that nothing wrote")
             }
-            Conflict::Race(a) | Conflict::Unfenced(a) if who.full.knows(a.actor, a.clock) => Fault::new(
-                Check::Tmem,
-                format!(
-                    "{noun} of tensor memory is synchronized with an earlier {} by a relaxed wait, but not fenced",
-                    a.kind.noun()
-                ),
-            )
-            .party(other(a))
+            Conflict::Race(a) | Conflict::Unfenced(a) if who.full.knows(a.actor, a.clock) => fault!(Check::Tmem, "{noun} of tensor memory is synchronized with an earlier {} by a relaxed wait, but not fenced",
+                    a.kind.noun())
+            .party(self.earlier(a))
             .help("execute tcgen05.fence::after_thread_sync after the synchronization"),
-            Conflict::Race(a) | Conflict::Unfenced(a) => Fault::new(
-                Check::Race,
-                format!("{noun} of tensor memory is not ordered with an earlier {}", a.kind.noun()),
-            )
-            .party(other(a))
+            Conflict::Race(a) | Conflict::Unfenced(a) => fault!(Check::Race, "{noun} of tensor memory is not ordered with an earlier {}", a.kind.noun())
+            .party(self.earlier(a))
             .help("order them: tcgen05.commit and its mbarrier after mma, tcgen05.wait after ld and st"),
         }
         .at(place))
@@ -144,66 +132,93 @@ impl Cx<'_, '_> {
     fn single(&self) -> Result<()> {
         match self.m.count_ones() {
             1 => Ok(()),
-            n => Err(Fault::new(Check::Illegal, format!("{n} lanes execute it: one thread issues it"))
+            n => Err(fault!(Check::Illegal, "{n} lanes execute it: one thread issues it")
                 .help("guard it with elect.sync, or a comparison with the lane number")),
         }
     }
 }
 
-pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
-    let whole_warp = !matches!(
-        op,
-        Tcgen05::Copy(..)
-            | Tcgen05::Shift(..)
-            | Tcgen05::Multiply(_)
-            | Tcgen05::Commit(..)
-            | Tcgen05::FenceBefore
-            | Tcgen05::FenceAfter
-    );
-    if whole_warp && let Some(flow) = cx.aligned()? {
-        return Ok(flow);
-    }
-    match op {
-        Tcgen05::Alloc(group, to, columns) => alloc(cx, *group, to, *columns),
-        Tcgen05::Dealloc(group, address, columns) => {
-            let columns = cx.uniform(*columns, "the column count")? as u32;
-            let address = Cell::from_address(cx.uniform(*address, "the tensor memory address")? as u32);
-            let tmem = &mut cx.cl.ctas[cx.cta].tmem;
-            tmem.use_group(*group)?;
-            tmem.dealloc(address.column, columns)?;
-            cx.cl.progress += 1;
-            Ok(Flow::Next)
+fn tmem(i: &Ins<'_>, at: usize) -> Decoded<Addr> {
+    // Tensor-memory addresses are plain 32-bit numbers; no space of the machine holds them.
+    i.addr(at, Space::Param)
+}
+
+fn group(i: &mut Ins<'_>) -> Decoded<u32> {
+    i.need("a CTA group", &[("cta_group::1", 1), ("cta_group::2", 2)])
+}
+
+pub fn decode(i: &mut Ins<'_>) -> Decoded {
+    let name = i.ast.modifiers.first().map_or("", |m| m.as_str());
+    i.ignore(&["sync", "aligned", name]);
+    Ok(match name {
+        "alloc" => {
+            i.ignore(&["b32"]);
+            let space = i.space();
+            let (group, to, columns) = (group(i)?, i.addr(0, space)?, i.src(1, Type::U32)?);
+            Op::aligned(move |cx| alloc(cx, group, &to, columns))
         }
-        Tcgen05::Relinquish(group) => {
-            let tmem = &mut cx.cl.ctas[cx.cta].tmem;
-            tmem.use_group(*group)?;
-            tmem.relinquish();
-            Ok(Flow::Next)
+        "dealloc" => {
+            i.ignore(&["b32"]);
+            let (group, address, columns) = (group(i)?, i.src(0, Type::U32)?, i.src(1, Type::U32)?);
+            Op::aligned(move |cx| dealloc(cx, group, address, columns))
         }
-        Tcgen05::Load(access) => transfer::load(access, cx),
-        Tcgen05::Store(access) => transfer::store(access, cx),
-        Tcgen05::WaitLoad => transfer::wait(cx, GroupKind::TmemLoad),
-        Tcgen05::WaitStore => transfer::wait(cx, GroupKind::TmemStore),
-        Tcgen05::Copy(group, shape, narrow, to, desc) => {
-            transfer::copy(cx, *group, (*shape, *narrow), to, *desc)
+        "relinquish_alloc_permit" => {
+            let group = group(i)?;
+            Op::aligned(move |cx| {
+                let tmem = &mut cx.cl.ctas[cx.cta].tmem;
+                tmem.use_group(group).map(|()| tmem.relinquish())
+            })
         }
-        Tcgen05::Shift(group, at) => transfer::shift(cx, *group, at),
-        Tcgen05::Multiply(op) => multiply::issue(op, cx),
-        Tcgen05::Commit(group, barrier, mask) => commit(cx, *group, barrier, *mask),
-        Tcgen05::FenceBefore => {
+        "ld" => {
+            let access = Arc::new(access(i, 0, 1, "pack::16b")?);
+            Op::aligned(move |cx| transfer::load(&access, cx))
+        }
+        "st" => {
+            let access = Arc::new(access(i, i.count() - 1, 0, "unpack::16b")?);
+            Op::aligned(move |cx| transfer::store(&access, cx))
+        }
+        "wait::ld" => Op::aligned(|cx| transfer::wait(cx, GroupKind::TmemLoad)),
+        "wait::st" => Op::aligned(|cx| transfer::wait(cx, GroupKind::TmemStore)),
+        "cp" => return transfer::copy(i),
+        "shift" => {
+            i.ignore(&["down"]);
+            let (group, at) = (group(i)?, tmem(i, 0)?);
+            Op::new(move |cx| transfer::shift(cx, group, &at))
+        }
+        "mma" => {
+            let op = Arc::new(multiply::decode(i)?);
+            Op::new(move |cx| multiply::issue(&op, cx))
+        }
+        "commit" => {
+            i.ignore(&["mbarrier::arrive::one", "b64"]);
+            let (multicast, space) = (i.has("multicast::cluster"), i.space());
+            let mask = if multicast { Some(i.src(1, Type::B16)?) } else { None };
+            let (group, barrier) = (group(i)?, i.addr(0, space)?);
+            Op::new(move |cx| commit(cx, group, &barrier, mask))
+        }
+        "fence::before_thread_sync" => Op::new(|cx| {
             let issued = &cx.w.tensor_issued;
             cx.g.known.change(cx.m, |view| view.pipe(issued));
             let before = cx.w.publish(cx.g, cx.m).before_fence();
             cx.g.carried.pass_on(&before);
-            Ok(Flow::Next)
-        }
-        Tcgen05::FenceAfter => {
+        }),
+        "fence::after_thread_sync" => Op::new(|cx| {
             let carried = &mut cx.g.carried;
             let observed = carried.observed.as_ref().map(|(_, view)| &**view);
             Arc::make_mut(&mut carried.tensor).after_fence(&cx.g.known.joined(cx.m), observed);
-            Ok(Flow::Next)
-        }
-    }
+        }),
+        _ => return i.error("this tcgen05 operation is not executed"),
+    })
+}
+
+fn dealloc(cx: &mut Cx<'_, '_>, group: u32, address: Src, columns: Src) -> Result<()> {
+    let columns = cx.uniform(columns, "the column count")? as u32;
+    let address = Cell::from_address(cx.uniform(address, "the tensor memory address")? as u32);
+    let tmem = &mut cx.cl.ctas[cx.cta].tmem;
+    tmem.use_group(group)?;
+    tmem.dealloc(address.column, columns)?;
+    cx.cl.progress += 1;
+    Ok(())
 }
 
 fn alloc(cx: &mut Cx<'_, '_>, group: u32, to: &Addr, columns: Src) -> Result {
@@ -224,7 +239,7 @@ fn alloc(cx: &mut Cx<'_, '_>, group: u32, to: &Addr, columns: Src) -> Result {
 }
 
 /// `commit`: arrives when everything this thread has issued to the tensor core is complete.
-fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) -> Result {
+fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) -> Result<()> {
     cx.single()?;
     cx.cl.ctas[cx.cta].tmem.use_group(group)?;
     let lane = cx.first_lane() as usize;
@@ -241,5 +256,5 @@ fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) ->
     cx.cl.on_tensor_core(cx.cta, agent, move |cl, me| {
         ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, me, true))
     });
-    Ok(Flow::Next)
+    Ok(())
 }

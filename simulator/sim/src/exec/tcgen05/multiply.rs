@@ -3,18 +3,92 @@
 use super::super::mma::{Decoder, width};
 use super::super::operand::Matrix;
 use super::super::*;
-use super::TensorWho;
-use crate::decode::tcgen05::{A, Multiply};
+use super::{TensorWho, group, tmem};
 use crate::semantics::dot::{BlockScales, Family, Product, Shape};
 use crate::semantics::element::Scale;
 use crate::semantics::instr_desc::{InstrDesc, Kind as MmaKind};
 use crate::semantics::smem_desc::{Major, SmemDesc, check_tcgen05_layout};
 use crate::semantics::tcgen05::{Cell, DataPath, operand_rows, scale, scale_b_half};
 
+/// Where A of a product comes from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum A {
+    Descriptor(Src),
+    Tmem(Addr),
+}
+
+/// A decoded `tcgen05.mma`.
+#[derive(Debug, Clone)]
+pub struct Multiply {
+    /// `.cta_group::N`
+    pub group: u32,
+    pub kind: MmaKind,
+    /// Accumulator address.
+    pub d: Addr,
+    pub a: A,
+    pub b: Src,
+    pub idesc: Src,
+    /// Addresses of the scales of A and B, and scales in a row of 32 bits (`scale_vec::NX`).
+    pub scales: Option<(Addr, Addr, u32)>,
+    /// Whether D is added.
+    pub accumulate: Src,
+    /// Lanes whose results are dropped.
+    pub disabled: Vec<Src>,
+    /// D is scaled by 2^-this first.
+    pub scale_d: u32,
+}
+
+pub fn decode(i: &mut Ins<'_>) -> Decoded<Multiply> {
+    let group = group(i)?;
+    let kind = i.need("a kind", MmaKind::NAMES)?;
+    let scaled = i.has("block_scale");
+    // Whether a buffer keeps A changes no value.
+    i.ignore_if(|m| m.starts_with("collector::"));
+    let vec = i.one_of(&[
+        ("scale_vec::1X", 1),
+        ("scale_vec::2X", 2),
+        ("scale_vec::4X", 4),
+        ("block32", if kind == MmaKind::Mxf8f6f4 { 1 } else { 2 }),
+        ("block16", 4),
+    ]);
+    if scaled != kind.block_scaled() {
+        return i.error("the kind and .block_scale do not go together");
+    }
+    let a = match i.operand(1)? {
+        Operand::Address(_) => A::Tmem(tmem(i, 1)?),
+        _ => A::Descriptor(i.src(1, Type::B64)?),
+    };
+    let mut op = Multiply {
+        group,
+        kind,
+        d: tmem(i, 0)?,
+        a,
+        b: i.src(2, Type::B64)?,
+        idesc: i.src(3, Type::B32)?,
+        scales: None,
+        accumulate: Src::Imm(1),
+        disabled: Vec::new(),
+        scale_d: 0,
+    };
+    let mut at = 4;
+    if scaled {
+        let default = if kind == MmaKind::Mxf8f6f4 { 1 } else { 2 };
+        op.scales = Some((tmem(i, 4)?, tmem(i, 5)?, vec.unwrap_or(default)));
+        at = 6;
+    } else if matches!(i.operand(4)?, Operand::Vector(_)) {
+        op.disabled = i.srcs(4, Type::B32)?;
+        at = 5;
+    }
+    op.accumulate = i.src(at, Type::Pred)?;
+    if i.count() > at + 1 {
+        op.scale_d = i.constant(at + 1)?;
+    }
+    Ok(op)
+}
+
 /// Everything an operation needs when it is carried out.
-#[derive(Clone)]
 struct Work {
-    op: Multiply,
+    op: Arc<Multiply>,
     desc: InstrDesc,
     path: DataPath,
     ranks: Vec<u32>,
@@ -33,7 +107,7 @@ enum Place {
 }
 
 /// Issues a product.
-pub fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
+pub fn issue(op: &Arc<Multiply>, cx: &mut Cx<'_, '_>) -> Result<()> {
     cx.single()?;
     let lane = cx.first_lane() as usize;
     let idesc = cx.uniform(op.idesc, "the instruction descriptor")? as u32;
@@ -60,9 +134,7 @@ pub fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     for s in &op.disabled {
         disabled.push(cx.w.regs.r32(*s, cx.m)[lane]);
     }
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     cx.cl.ctas[cx.cta].tmem.use_group(op.group)?;
     let ranks = cx.pair(op.group)?;
     let ops = 2 * u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
@@ -70,7 +142,7 @@ pub fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     let (agent, who) = cx.tensor_agent();
     let work = Work { op: op.clone(), desc, path, ranks, d, a, b, scales, accumulate, disabled };
     cx.cl.on_tensor_core(cx.cta, agent, move |cl, me| carry_out(&work, cl, me, &who));
-    Ok(Flow::Next)
+    Ok(())
 }
 
 fn offset(base: Cell, relative: Cell) -> Cell {
@@ -213,11 +285,12 @@ fn tmem_operand(
             let tmem = &cl.ctas[rank as usize].tmem;
             let other = |c: &u32| tmem.get(start.lane, *c) != tmem.get(cell.lane, *c);
             if let Some(column) = (start.column..start.column + words).find(other) {
-                let text = format!(
+                return Err(fault!(
+                    Check::Tmem,
                     "A at lane {}, column {column} differs from its copy at lane {}: with M = 128 and cta_group::2 lanes 64 to 127 hold what lanes 0 to 63 hold",
-                    start.lane, cell.lane
-                );
-                return Err(Fault::new(Check::Tmem, text));
+                    start.lane,
+                    cell.lane
+                ));
             }
         }
         for k in 0..w.desc.k {
@@ -265,9 +338,9 @@ fn scale_factors(
         let same = |i: &usize| out[*i].to_bits() != second[*i].to_bits();
         if let Some(i) = (0..out.len()).find(same) {
             let column = i as u32 / vec;
-            return Err(Fault::new(
+            return Err(fault!(
                 Check::Tmem,
-                format!("the scale factors of column {column} of B differ between the CTAs of the pair"),
+                "the scale factors of column {column} of B differ between the CTAs of the pair"
             )
             .help("each CTA holds the scales of all columns of B"));
         }
@@ -290,13 +363,8 @@ fn replicated(
         let found = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
         let (first, lane) = *word.get_or_insert((found, cell.lane));
         if first != found {
-            return Err(Fault::new(
-                Check::Tmem,
-                format!(
-                    "scale factors at lane {}, column {} differ from those of lane {lane}: all 32-lane partitions that use them hold the same",
-                    cell.lane, cell.column
-                ),
-            )
+            return Err(fault!(Check::Tmem, "scale factors at lane {}, column {} differ from those of lane {lane}: all 32-lane partitions that use them hold the same",
+                    cell.lane, cell.column)
             .help("copy them with tcgen05.cp.32x128b.warpx4"));
         }
     }

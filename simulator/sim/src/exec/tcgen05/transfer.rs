@@ -1,13 +1,76 @@
 //! Moving data between registers, shared memory and tensor memory: `tcgen05.ld`, `st`, `cp`.
 
 use super::super::*;
-use super::TensorWho;
-use crate::decode::tcgen05::Access;
+use super::{TensorWho, group, tmem};
 use crate::machine::regs::Lock;
 use crate::semantics::misuse::require;
 use crate::semantics::narrow::Narrow;
 use crate::semantics::smem_desc::SmemDesc;
 use crate::semantics::tcgen05::{AccessShape, Cell, CopyShape, SHIFT_COLUMNS, SHIFT_LANES};
+
+/// A decoded load from or store to tensor memory.
+#[derive(Debug, Clone)]
+pub struct Access {
+    pub shape: AccessShape,
+    pub regs: Vec<Reg>,
+    pub address: Addr,
+    /// Two 16-bit values to a register.
+    pub packed: bool,
+}
+
+/// `tcgen05.cp`, with the source format of elements that are widened to bytes.
+pub fn copy(i: &mut Ins<'_>) -> Decoded {
+    let warps = i.one_of(&[("warpx2::02_13", 0), ("warpx2::01_23", 1), ("warpx4", 2)]);
+    let shape = i.need(
+        "a shape",
+        &[("128x256b", 0), ("4x256b", 1), ("128x128b", 2), ("64x128b", 3), ("32x128b", 4)],
+    )?;
+    let shape = match (shape, warps) {
+        (0, None) => CopyShape::S128x256b,
+        (1, None) => CopyShape::S4x256b,
+        (2, None) => CopyShape::S128x128b,
+        (3, Some(0)) => CopyShape::S64x128bWarps02And13,
+        (3, Some(1)) => CopyShape::S64x128bWarps01And23,
+        (4, Some(2)) => CopyShape::S32x128bWarpx4,
+        _ => return i.error("this shape and warp multicast do not go together"),
+    };
+    let narrow = i.one_of(Narrow::NAMES);
+    if narrow.is_some() != i.has("b8x16") {
+        return i.error("a source format and .b8x16 go together");
+    }
+    let (group, to, desc) = (group(i)?, tmem(i, 0)?, i.src(1, Type::B64)?);
+    Ok(Op::new(move |cx| execute_copy(cx, group, (shape, narrow), &to, desc)))
+}
+
+pub fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Decoded<Access> {
+    i.ignore(&["b32"]);
+    let packed = i.has(pack);
+    let counts = i.parse_all(|m| m.strip_prefix('x').and_then(|n| n.parse::<u32>().ok()));
+    let [n] = counts[..] else { return i.error("needs a repetition such as .x8") };
+    let shape = i.need(
+        "a shape",
+        &[
+            ("32x32b", AccessShape::S32x32b),
+            ("16x64b", AccessShape::S16x64b),
+            ("16x128b", AccessShape::S16x128b),
+            ("16x256b", AccessShape::S16x256b),
+            ("16x32bx2", AccessShape::S16x32bx2 { split: 0 }),
+        ],
+    )?;
+    let shape = match shape {
+        AccessShape::S16x32bx2 { .. } => {
+            // The distance of the second half stands after the address.
+            AccessShape::S16x32bx2 { split: i.constant(address + 1)? }
+        }
+        other => other,
+    };
+    let list = i.regs(regs)?;
+    let want = shape.registers(n) as usize;
+    if list.len() != want || list.iter().any(|r| r.bits() != 32) {
+        return i.error(format!("has {} registers, needs {want} of 32 bits", list.len()));
+    }
+    Ok(Access { shape, regs: list, address: tmem(i, address)?, packed })
+}
 
 fn at(base: Cell, relative: Cell) -> Cell {
     Cell { lane: base.lane + relative.lane, column: base.column + relative.column }
@@ -48,16 +111,14 @@ fn touch(
 
 /// `tcgen05.ld`. With [`Checks::strict`](crate::Checks::strict) the registers belong to it until
 /// `tcgen05.wait::ld`.
-pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
+pub fn load(op: &Arc<Access>, cx: &mut Cx<'_, '_>) -> Result<()> {
     let base = cx.cell(&op.address)?;
     op.shape.check_base(base, cx.w.index)?;
     // A register that another operation in flight owns cannot be a target.
     for r in &op.regs {
         cx.w.regs.w32(crate::program::Dst::Reg(*r), FULL, &[0; 32]);
     }
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     if !cx.cl.launch.config.checks.strict {
         // As on chips, where a use of the registers waits for them: no later than the read of a thread.
         let who = cx.tensor_who((cx.g.actor, cx.w.clock), &cx.g.known.joined(cx.m), false);
@@ -65,7 +126,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         for (reg, row) in op.regs.iter().zip(&rows) {
             cx.w.regs.set_row32(*reg, row);
         }
-        return Ok(Flow::Next);
+        return Ok(());
     }
     // It takes nothing of the lanes, so the wait for it orders none of their accesses.
     let agent = cx.cl.agent(cx.cta, cx.w, cx.g, 0);
@@ -90,7 +151,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         cl.finish_op(id, true);
         Ok(())
     });
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// The registers a load fills.
@@ -117,13 +178,11 @@ fn values(cl: &Cluster<'_>, rank: u32, op: &Access, base: Cell) -> Vec<[u32; 32]
 }
 
 /// `tcgen05.st`: values are taken at issue, visible after `tcgen05.wait::st`.
-pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
+pub fn store(op: &Arc<Access>, cx: &mut Cx<'_, '_>) -> Result<()> {
     let base = cx.cell(&op.address)?;
     op.shape.check_base(base, cx.w.index)?;
     let rows: Vec<_> = op.regs.iter().map(|r| cx.w.regs.r32(Src::Reg(*r), FULL)).collect();
-    if cx.w.regs.bad.is_some() {
-        return Ok(Flow::Next);
-    }
+    cx.defined()?;
     let agent = cx.agent();
     let who = cx.tensor_who((agent.actor, agent.clock), &agent.view, false);
     let id = cx.cl.start_op(&agent, cx.m);
@@ -147,28 +206,23 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         cl.finish_op(id, true);
         Ok(())
     });
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// `tcgen05.wait`: everything of this kind is complete.
 pub fn wait(cx: &mut Cx<'_, '_>, kind: GroupKind) -> Result {
     cx.w.async_groups.commit(kind, cx.m);
-    let finished = cx.w.async_groups.must_finish(kind, cx.m, 0);
-    let flow = cx.wait_groups(kind, 0)?;
-    if flow == Flow::Next {
-        cx.w.release_registers(&finished);
-    }
-    Ok(flow)
+    cx.wait_registers(kind, 0)
 }
 
 /// `tcgen05.cp`: rows of shared memory to lanes of tensor memory.
-pub fn copy(
+fn execute_copy(
     cx: &mut Cx<'_, '_>,
     group: u32,
     (shape, narrow): (CopyShape, Option<Narrow>),
     to: &Addr,
     desc: Src,
-) -> Result {
+) -> Result<()> {
     cx.single()?;
     let base = cx.cell(to)?;
     let desc = SmemDesc::decode_tcgen05(cx.uniform(desc, "the descriptor")?)?;
@@ -200,11 +254,11 @@ pub fn copy(
         }
         Ok(())
     });
-    Ok(Flow::Next)
+    Ok(())
 }
 
 /// `tcgen05.shift`: each row of 32 lanes takes the 32 bytes of the row after it; the last keeps its own.
-pub fn shift(cx: &mut Cx<'_, '_>, group: u32, at: &Addr) -> Result {
+pub fn shift(cx: &mut Cx<'_, '_>, group: u32, at: &Addr) -> Result<()> {
     cx.single()?;
     let base = cx.cell(at)?;
     let aligned = base.lane.is_multiple_of(SHIFT_LANES);
@@ -227,5 +281,5 @@ pub fn shift(cx: &mut Cx<'_, '_>, group: u32, at: &Addr) -> Result {
         }
         Ok(())
     });
-    Ok(Flow::Next)
+    Ok(())
 }

@@ -196,8 +196,9 @@ pub fn compare(op: Compare, a: f64, b: f64) -> bool {
     }
 }
 
+/// The bits of a result: NaN is the canonical one.
 #[inline]
-fn canonical(x: f32) -> u32 {
+pub fn canonical(x: f32) -> u32 {
     if x.is_nan() { F32.nan as u32 } else { x.to_bits() }
 }
 
