@@ -2,10 +2,9 @@
 
 use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::{Activations, TensorFiles};
-use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
+use dualgemm::formats::{FloatMatrix, FloatType};
 use dualgemm::gemm::{AFormat, AOperand, QuantizeA};
 use dualgemm_bench::inputs::Inputs;
-use half::{bf16, f16};
 
 use crate::args::{ActivationArgs, OpArg, QuantizeArg};
 use crate::layer::InputScales;
@@ -92,11 +91,7 @@ fn generate(args: &ActivationArgs, k: usize) -> anyhow::Result<AOperand<'static>
     if Vec::<f32>::new().try_reserve_exact(m * k).is_err() {
         bail!("--m: {m} rows of {k} do not fit the memory; fewer rows are needed");
     }
-    let dtype = match args.a_format {
-        Some(AFormat::F32) => FloatType::F32,
-        Some(AFormat::F16) => FloatType::F16,
-        _ => FloatType::Bf16,
-    };
+    let dtype = args.a_format.and_then(AFormat::float_type).unwrap_or(FloatType::Bf16);
     Ok(AOperand::Float(Inputs::seeded(seed).floats("generated A", dtype, m, k)?))
 }
 
@@ -132,8 +127,7 @@ fn prepare<'a>(
     let round_to = args.a_format.filter(|&f| f != AFormat::Nvfp4);
     let (float, done) = round(float, round_to)?;
     let rounded = done.unwrap_or_else(|| held.to_string());
-    let mut at = (0..float.rows()).flat_map(|row| (0..float.cols()).map(move |col| (row, col)));
-    if let Some((row, col)) = at.find(|&(row, col)| !float.value(row, col).is_finite()) {
+    if let Some((row, col)) = float.not_finite() {
         // Quantizers make some finite code of it.
         bail!(
             "{from}: element [{row},{col}] is {} in {rounded}, which nvfp4 does not have; finite numbers are needed, or \
@@ -159,28 +153,20 @@ fn prepare<'a>(
 
 /// The matrix in another float type; says what was done if anything was.
 fn round(float: FloatMatrix<'_>, to: Option<AFormat>) -> anyhow::Result<(FloatMatrix<'_>, Option<String>)> {
-    let (rows, cols) = (float.rows(), float.cols());
-    let from = AFormat::of(&AOperand::Float(float.clone()));
-    let Some(to) = to.filter(|&to| to != from && to.block_format().is_none()) else {
+    let from = float.float_type();
+    let Some(to) = to.and_then(AFormat::float_type).filter(|&to| to != from) else {
         return Ok((float, None));
     };
-    let values = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col)));
-    let values = values.map(|(row, col)| float.value(row, col));
-    let converted = match to {
-        AFormat::F16 => {
-            FloatMatrix::F16(Matrix::new("A", rows, cols, values.map(f16::from_f32).collect::<Vec<_>>())?)
-        }
-        AFormat::Bf16 => {
-            FloatMatrix::Bf16(Matrix::new("A", rows, cols, values.map(bf16::from_f32).collect::<Vec<_>>())?)
-        }
-        _ => FloatMatrix::F32(Matrix::new("A", rows, cols, values.collect::<Vec<_>>())?),
-    };
-    let how = if to == AFormat::F32 { "widened" } else { "rounded" };
-    Ok((converted, Some(format!("{from} {how} to {to}"))))
+    let how = if to == FloatType::F32 { "widened" } else { "rounded" };
+    let said = format!("{} {how} to {}", AFormat::from(from), AFormat::from(to));
+    Ok((FloatMatrix::rounded("A", to, float.rows(), float.cols(), float.values())?, Some(said)))
 }
 
 #[cfg(test)]
 mod tests {
+    use dualgemm::formats::Matrix;
+    use half::bf16;
+
     use super::*;
 
     fn args(a_format: Option<AFormat>, quantize: Option<QuantizeArg>) -> ActivationArgs {

@@ -204,12 +204,12 @@ pub struct ActivationArgs {
     /// Which tensor of the file is A, where there are several.
     #[arg(long, value_name = "NAME", requires = "input")]
     pub input_tensor: Option<String>,
-    /// Format that A is used in. Floats are rounded to a narrower format and quantized to nvfp4; without this, A is
-    /// used as the file holds it (bf16 where it is generated).
+    /// Format in which A is multiplied. Floats are rounded to f16 or bf16, or quantized to nvfp4 by the scale that
+    /// --quantize names. Without it, A stays as the file holds it (bf16 where it is generated).
     #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
     pub a_format: Option<AFormat>,
-    /// Tensor scale by which a float A is quantized to nvfp4: the checkpoint's input scale, or A's own. Without
-    /// this, --a-format nvfp4 takes the checkpoint's where there is one.
+    /// Quantize a float A to nvfp4 by this tensor scale, after --a-format has rounded it where that is f16 or bf16.
+    /// --a-format nvfp4 alone means static where the checkpoint has an input scale, and dynamic elsewhere.
     #[arg(long, value_enum, value_name = "SCALE")]
     pub quantize: Option<QuantizeArg>,
     /// Rows of a generated A [default: 64].
@@ -230,6 +230,23 @@ pub struct EpilogueArgs {
     /// Round both products to bf16 before the activation, as unfused bf16 pipelines do.
     #[arg(long)]
     pub round_gate_up_to_bf16: bool,
+}
+
+/// A problem on a checkpoint, which `run` solves and `verify` checks a solution of.
+#[derive(Debug, Args)]
+pub struct ProblemArgs {
+    /// What is computed.
+    #[command(flatten)]
+    pub operation: OperationArgs,
+    /// Of which layer.
+    #[command(flatten)]
+    pub layer: LayerArgs,
+    /// On which A.
+    #[command(flatten)]
+    pub activations: ActivationArgs,
+    /// What follows the products.
+    #[command(flatten)]
+    pub epilogue: EpilogueArgs,
 }
 
 /// Where the tensor scale of a quantized A comes from.

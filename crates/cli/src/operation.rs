@@ -10,14 +10,15 @@ use dualgemm::checkpoint::{Checkpoint, LinearSource, Stated};
 use dualgemm::formats::{BlockFormat, GlobalScale, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, OutFormat,
-    OutScale, QuantizeA, RouterWeights,
+    OutScale, RouterWeights,
 };
 use dualgemm::{AnyDesc, AnyPlan, AnyWeights, Error, MixtureDesc, MlpPlan, PackedMlp};
 
-use crate::args::{ActivationArgs, EpilogueArgs, LayerArgs, OpArg, OperationArgs, out_format};
+use crate::activation::{Activation, Source};
+use crate::args::{EpilogueArgs, LayerArgs, OpArg, OperationArgs, ProblemArgs, out_format};
 use crate::layer::{self, InputScales, Layer};
 use crate::routing::OwnedRouting;
-use crate::scales::{self, MatrixReport};
+use crate::scales::{self, Basis, InputScale, MatrixReport, RoutingReport};
 
 /// A whole MLP.
 #[derive(Debug)]
@@ -90,6 +91,48 @@ impl MlpFeatures for Mlp<'_> {
 
     fn down(&self, run: Range<usize>) -> Result<Linear<'_>, Error> {
         Ok(dualgemm::linear(self.down.features(run)?))
+    }
+}
+
+/// What the arguments say is computed, and on which A.
+#[derive(Debug)]
+pub struct Given<'c, 'a> {
+    /// Found in the checkpoint.
+    pub operation: Operation<'c>,
+    /// As it is multiplied.
+    pub a: Activation<'a>,
+    /// What follows the products.
+    pub epilogue: Epilogue,
+    stated: Option<Stated>,
+    input_scale: Option<InputScale>,
+}
+
+impl<'c, 'a> Given<'c, 'a> {
+    /// Finds it; A comes from `source`.
+    pub fn of(checkpoint: &'c Checkpoint, args: &ProblemArgs, source: &'a Source) -> anyhow::Result<Self> {
+        let operation = Operation::of(checkpoint, &args.operation, &args.layer)?;
+        let (epilogue, stated) = operation.epilogue(&args.epilogue)?;
+        let given = source.activation(&args.activations, operation.k()?, || operation.input_scales())?;
+        let input_scale = InputScale::of(&given.a, given.quantize, |value| operation.input_scale_from(value));
+        let a = given.ready_for(args.operation.op)?;
+        Ok(Self { operation, a, epilogue, stated, input_scale })
+    }
+
+    /// The problem, with C in `out`.
+    pub fn problem(&self, args: &ProblemArgs, out: OutFormat) -> anyhow::Result<Problem> {
+        self.operation.problem(&self.a, args, out)
+    }
+
+    /// What a result rests on.
+    pub fn basis(self, args: &ProblemArgs, routing: Option<&OwnedRouting>) -> Basis {
+        let Self { operation, stated, input_scale, .. } = self;
+        let report = |routing| RoutingReport::new(routing, operation.router_weights(&args.operation));
+        Basis {
+            matrices: operation.matrices(routing),
+            input_scale,
+            routing: routing.map(report),
+            activation: stated.map(Into::into),
+        }
     }
 }
 
@@ -244,15 +287,11 @@ impl<'c> Operation<'c> {
         }
     }
 
-    /// The problem on an A of `m` rows, with C in `out`.
-    pub fn problem(
-        &self,
-        (a, quantize_a): (&AOperand<'_>, QuantizeA),
-        (args, a_args): (&OperationArgs, &ActivationArgs),
-        epilogues: &EpilogueArgs,
-        out: OutFormat,
-    ) -> anyhow::Result<Problem> {
-        let (m, a_format) = (a.rows(), AFormat::of(a));
+    /// The problem on this A, with C in `out`.
+    fn problem(&self, a: &Activation<'_>, args: &ProblemArgs, out: OutFormat) -> anyhow::Result<Problem> {
+        let Activation { a, quantize: quantize_a, .. } = a;
+        let (quantize_a, m, a_format) = (*quantize_a, a.rows(), AFormat::of(a));
+        let ProblemArgs { operation: args, activations, epilogue: epilogues, .. } = args;
         let product = |n: usize, k: usize, format: BlockFormat, epilogue: Epilogue, out: OutFormat| {
             DualGemmDesc { quantize_a, out, epilogue, ..DualGemmDesc::new(m, n, k, a_format, format) }
         };
@@ -280,7 +319,7 @@ impl<'c> Operation<'c> {
                 let between = mixture_between(args.between, mixture)?;
                 check_finite(a, between)?;
                 let first = mixture.first()?;
-                let chosen = mixture.routing(args, a_args, m)?;
+                let chosen = mixture.routing(args, activations, m)?;
                 let mut routed = MixtureDesc {
                     mlp: first.desc(gate_up(&first.layer, between)?, out),
                     experts: chosen.used().len(),
@@ -373,8 +412,7 @@ impl<'c> Operation<'c> {
 /// Refuses an A whose NaN or infinity would be some finite number between the products: nvfp4 has neither.
 fn check_finite(a: &AOperand<'_>, between: OutFormat) -> anyhow::Result<()> {
     let (AOperand::Float(a), OutFormat::Nvfp4 { .. }) = (a, between) else { return Ok(()) };
-    let mut at = (0..a.rows()).flat_map(|row| (0..a.cols()).map(move |col| (row, col)));
-    match at.find(|&(row, col)| !a.value(row, col).is_finite()) {
+    match a.not_finite() {
         None => Ok(()),
         Some((row, col)) => bail!(
             "A: element [{row},{col}] is {}; --between nvfp4 has no such number: finite ones are needed, or --between bf16",

@@ -18,6 +18,43 @@ pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// A name whose numbers are `*` but for so many first ones: with 1, layers are told apart and experts are not.
+pub fn starred(name: &str, keep: usize) -> String {
+    let mut numbers = 0;
+    let star = |part| {
+        numbers += usize::from(str::parse::<usize>(part).is_ok());
+        if numbers > keep && str::parse::<usize>(part).is_ok() { "*" } else { part }
+    };
+    name.split('.').map(star).collect::<Vec<_>>().join(".")
+}
+
+/// A name, and how many it stands for if it is of several.
+pub fn times(name: &str, count: usize) -> String {
+    if count > 1 { format!("{name} ({count})") } else { name.into() }
+}
+
+/// What has the same key, together, in the order of the first of each.
+pub fn grouped<T, K: PartialEq>(all: impl IntoIterator<Item = T>, key: impl Fn(&T) -> K) -> Vec<(K, Vec<T>)> {
+    let mut groups: Vec<(K, Vec<T>)> = Vec::new();
+    for one in all {
+        let key = key(&one);
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, group)) => group.push(one),
+            None => groups.push((key, vec![one])),
+        }
+    }
+    groups
+}
+
+/// The least and the largest of some numbers, or the one that all are.
+pub fn span(values: impl Iterator<Item = f32>) -> String {
+    let ends = |(least, most): (f32, f32), x| (least.min(x), most.max(x));
+    match values.fold((f32::INFINITY, f32::NEG_INFINITY), ends) {
+        (least, most) if least == most => format!("{most:e}"),
+        (least, most) => format!("{least:e} to {most:e}"),
+    }
+}
+
 /// Where reports, failures and progress go.
 #[derive(Debug)]
 pub struct Output {
@@ -231,6 +268,15 @@ mod tests {
     #[test]
     fn control_characters_of_names_do_not_reach_the_terminal() {
         assert_eq!(visible("w\u{1b}[2J\u{b}\r\u{9b}\u{7f}\n\tµ"), "w\\u{1b}[2J\\u{b}\\r\\u{9b}\\u{7f}\n\tµ");
+    }
+
+    #[test]
+    fn experts_of_a_layer_have_one_name() {
+        let name = "model.layers.3.mlp.experts.12.w2";
+        assert_eq!(starred(name, 1), "model.layers.3.mlp.experts.*.w2");
+        assert_eq!([starred(name, 0), starred(name, 2)], ["model.layers.*.mlp.experts.*.w2", name]);
+        assert_eq!(grouped([1, 12, 3], |x| x % 10 == 2), [(false, vec![1, 3]), (true, vec![12])]);
+        assert_eq!([span([2.0, 1.0, 3.0].into_iter()), span([0.5; 2].into_iter())], ["1e0 to 3e0", "5e-1"]);
     }
 
     #[test]

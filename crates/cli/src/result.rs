@@ -45,9 +45,7 @@ impl<'a> ResultMatrix<'a> {
     /// The format that a run which makes it was asked for.
     pub fn out(&self) -> OutFormat {
         match &self.0 {
-            AOperand::Float(FloatMatrix::F32(_)) => OutFormat::F32,
-            AOperand::Float(FloatMatrix::F16(_)) => OutFormat::F16,
-            AOperand::Float(FloatMatrix::Bf16(_)) => OutFormat::Bf16,
+            AOperand::Float(m) => m.float_type().into(),
             AOperand::Quantized(m) => OutFormat::Nvfp4 {
                 scale_layout: m.scale_layout(),
                 global_scale: OutScale::Static(m.global_scale().value()),

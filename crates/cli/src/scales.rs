@@ -1,14 +1,32 @@
-//! Which matrices and tensor scales a result rests on, and where each comes from: a part of the reports of `run` and
-//! `verify`.
+//! What a result rests on, and where each comes from: matrices, tensor scales, the routing, the activation.
 
 use std::fmt;
 
 use dualgemm::checkpoint::{GateUpSource, LinearSource, MatrixSource, ScaleOrigin, Stated};
 use dualgemm::formats::{GlobalScale, GlobalScaleSource};
-use dualgemm::gemm::{AOperand, Activation, QuantizeA};
+use dualgemm::gemm::{AOperand, Activation, QuantizeA, RouterWeights};
 use serde::Serialize;
 
+use crate::computation::Routed;
 use crate::report::counted;
+use crate::routing::OwnedRouting;
+
+/// What a result rests on: a part of the reports of `run` and `verify`.
+#[derive(Debug, Default, Serialize)]
+pub struct Basis {
+    /// The weights that were read, with their tensor scales.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub matrices: Vec<MatrixReport>,
+    /// The tensor scale that quantizes A.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_scale: Option<InputScale>,
+    /// Which experts tokens go to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routing: Option<RoutingReport>,
+    /// The function of gate and up.
+    #[serde(flatten)]
+    pub activation: Option<ActivationReport>,
+}
 
 /// A matrix of weights.
 #[derive(Debug, Serialize)]
@@ -140,5 +158,42 @@ pub struct ActivationReport {
 impl From<Stated> for ActivationReport {
     fn from(stated: Stated) -> Self {
         Self { activation: stated.activation, activation_from: stated.origin.to_string() }
+    }
+}
+
+/// The routing of a mixture.
+#[derive(Debug, Serialize)]
+pub struct RoutingReport {
+    from: String,
+    top_k: usize,
+    /// Rows that experts computed.
+    rows: usize,
+    /// Experts that had one.
+    experts: usize,
+    /// output or input.
+    router_weights: &'static str,
+}
+
+impl RoutingReport {
+    /// Of this routing, whose weights go there.
+    pub fn new(routing: &OwnedRouting, router_weights: RouterWeights) -> Self {
+        let Routed { rows, experts } = routing.routed();
+        let router_weights = match router_weights {
+            RouterWeights::Input => "input",
+            RouterWeights::Output => "output",
+        };
+        Self { from: routing.origin.clone(), top_k: routing.top_k, rows, experts, router_weights }
+    }
+}
+
+impl fmt::Display for RoutingReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, rows, experts, router_weights, .. } = self;
+        write!(
+            f,
+            "{from}: {} of {}, weights on the {router_weights}",
+            counted(*rows, "row"),
+            counted(*experts, "expert")
+        )
     }
 }

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::ops::Range;
 use std::time::Instant;
 
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{
     AOperand, Bounded, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, RouterWeights, Routing, WeightRef,
     reference_of, stored,
@@ -330,14 +330,8 @@ fn rows_of(a: &AOperand<'_>, rows: &[usize]) -> Vec<Vec<Bounded>> {
 /// # Panics
 /// If a row exceeds A.
 pub fn select_rows(a: &AOperand<'_>, rows: &[usize]) -> Result<AOperand<'static>, Error> {
-    fn pick<T: Copy>(m: &Matrix<'_, T>, rows: &[usize]) -> Result<Matrix<'static, T>, Error> {
-        let data: Vec<T> = rows.iter().flat_map(|&row| m.row(row)).copied().collect();
-        Ok(Matrix::new("A", rows.len(), m.cols(), data)?)
-    }
     Ok(match a {
-        AOperand::Float(FloatMatrix::F32(m)) => AOperand::Float(FloatMatrix::F32(pick(m, rows)?)),
-        AOperand::Float(FloatMatrix::F16(m)) => AOperand::Float(FloatMatrix::F16(pick(m, rows)?)),
-        AOperand::Float(FloatMatrix::Bf16(m)) => AOperand::Float(FloatMatrix::Bf16(pick(m, rows)?)),
+        AOperand::Float(m) => AOperand::Float(m.pick("A", rows)?),
         AOperand::Quantized(m) => {
             let (codes, scales) = m.dense_rows(rows.iter().copied());
             AOperand::Quantized(QuantizedMatrix::new(
@@ -357,7 +351,7 @@ pub fn select_rows(a: &AOperand<'_>, rows: &[usize]) -> Result<AOperand<'static>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dualgemm_formats::{BlockFormat, GlobalScale};
+    use dualgemm_formats::{FloatMatrix, Matrix};
     use dualgemm_gemm::reference;
 
     fn quantized(

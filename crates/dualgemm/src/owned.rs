@@ -76,13 +76,11 @@ impl OwnedMatrix {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn of_c(tensor: &'static str, desc: &DualGemmDesc) -> Result<Self, Error> {
-        let (format, layout) = match desc.out {
-            OutFormat::F32 => (AFormat::F32, ScaleLayout::Linear),
-            OutFormat::F16 => (AFormat::F16, ScaleLayout::Linear),
-            OutFormat::Bf16 => (AFormat::Bf16, ScaleLayout::Linear),
-            OutFormat::Nvfp4 { scale_layout, .. } => (AFormat::Nvfp4, scale_layout),
+        let layout = match desc.out {
+            OutFormat::Nvfp4 { scale_layout, .. } => scale_layout,
+            _ => ScaleLayout::Linear,
         };
-        Self::new(tensor, [desc.m, desc.n], format, layout)
+        Self::new(tensor, [desc.m, desc.n], desc.out.into(), layout)
     }
 
     /// The first rows, to be written. The tensor scale of an nvfp4 C is what the run returns.

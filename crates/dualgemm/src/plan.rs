@@ -91,11 +91,7 @@ impl DualGemm {
         target: &Target,
     ) -> Result<Plan, Error> {
         let by = |a| Self::plan(&DualGemmDesc { out: OutFormat::F16, ..desc(a) }, target);
-        let same = match format {
-            BlockFormat::Nvfp4 => AFormat::Nvfp4,
-            BlockFormat::Mxfp4 => AFormat::Mxfp4,
-        };
-        by(same).or_else(|_| by(AFormat::F16))
+        by(format.into()).or_else(|_| by(AFormat::F16))
     }
 }
 

@@ -92,6 +92,18 @@ impl<'a, T: Clone> Matrix<'a, T> {
         (self.row_stride == self.cols).then(|| &self.data[..self.rows * self.cols])
     }
 
+    /// Some rows, copied.
+    ///
+    /// # Errors
+    /// If there is none; `name` is what the error calls the matrix.
+    ///
+    /// # Panics
+    /// If a row lies past the elements.
+    pub fn pick(&self, name: &str, rows: &[usize]) -> Result<Matrix<'static, T>, Error> {
+        let data: Vec<T> = rows.iter().flat_map(|&row| self.row(row)).cloned().collect();
+        Matrix::new(name, rows.len(), self.cols, data)
+    }
+
     /// The same matrix, owning its elements.
     pub fn into_owned(self) -> Matrix<'static, T> {
         Matrix {
@@ -140,7 +152,54 @@ pub enum FloatMatrix<'a> {
     Bf16(Matrix<'a, bf16>),
 }
 
+impl FloatMatrix<'static> {
+    /// A dense matrix of values rounded to a type, to the nearest number, ties to even.
+    ///
+    /// # Errors
+    /// As [`Matrix::new`].
+    pub fn rounded(
+        name: &str,
+        to: FloatType,
+        rows: usize,
+        cols: usize,
+        values: impl Iterator<Item = f32>,
+    ) -> Result<Self, Error> {
+        Ok(match to {
+            FloatType::F32 => Self::F32(Matrix::new(name, rows, cols, values.collect::<Vec<_>>())?),
+            FloatType::F16 => {
+                Self::F16(Matrix::new(name, rows, cols, values.map(f16::from_f32).collect::<Vec<_>>())?)
+            }
+            FloatType::Bf16 => {
+                Self::Bf16(Matrix::new(name, rows, cols, values.map(bf16::from_f32).collect::<Vec<_>>())?)
+            }
+        })
+    }
+}
+
 impl FloatMatrix<'_> {
+    /// Every element, row by row, exact.
+    pub fn values(&self) -> impl Iterator<Item = f32> {
+        (0..self.rows()).flat_map(move |row| (0..self.cols()).map(move |col| self.value(row, col)))
+    }
+
+    /// Row and column of the first element that is NaN or infinite.
+    pub fn not_finite(&self) -> Option<(usize, usize)> {
+        let at = self.values().position(|value| !value.is_finite())?;
+        Some((at / self.cols(), at % self.cols()))
+    }
+
+    /// Some rows, copied; see [`Matrix::pick`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pick(&self, name: &str, rows: &[usize]) -> Result<FloatMatrix<'static>, Error> {
+        Ok(match self {
+            Self::F32(m) => FloatMatrix::F32(m.pick(name, rows)?),
+            Self::F16(m) => FloatMatrix::F16(m.pick(name, rows)?),
+            Self::Bf16(m) => FloatMatrix::Bf16(m.pick(name, rows)?),
+        })
+    }
+
     /// Type of the elements.
     pub fn float_type(&self) -> FloatType {
         match self {
@@ -185,6 +244,24 @@ impl FloatMatrix<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_rounded_to_the_nearest_and_rows_picked_in_order() {
+        let values = [1.0, 65519.0, 1.001, -2.5, f32::INFINITY, 3.0];
+        for (to, rounded) in
+            [(FloatType::F32, 65519.0), (FloatType::F16, 65504.0), (FloatType::Bf16, 65536.0)]
+        {
+            let m = FloatMatrix::rounded("a", to, 3, 2, values.into_iter()).unwrap();
+            assert_eq!((m.float_type(), m.value(0, 1), m.not_finite()), (to, rounded, Some((2, 0))));
+            let picked: Vec<f32> = m.pick("b", &[2, 0]).unwrap().values().collect();
+            assert_eq!(picked, [f32::INFINITY, 3.0, 1.0, rounded]);
+            assert_eq!(m.pick("b", &[1]).unwrap().not_finite(), None);
+            assert_eq!(
+                m.pick("b", &[]).unwrap_err().to_string(),
+                Error::NoRows { tensor: "b".into() }.to_string()
+            );
+        }
+    }
 
     #[test]
     fn overflowing_sizes_are_refused() {

@@ -1,6 +1,6 @@
 //! The problem before any tensor exists: shapes, formats, epilogue.
 
-use dualgemm_formats::{BlockFormat, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 
 use crate::operands::WeightRef;
 use crate::{AOperand, Epilogue, Error};
@@ -22,6 +22,17 @@ pub enum AFormat {
 }
 
 impl AFormat {
+    /// The name that commands and reports use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Nvfp4 => "nvfp4",
+            Self::Mxfp4 => "mxfp4",
+        }
+    }
+
     /// The block format, if this is a quantized one.
     pub const fn block_format(self) -> Option<BlockFormat> {
         match self {
@@ -31,17 +42,21 @@ impl AFormat {
         }
     }
 
+    /// The type of floats, if it is one.
+    pub const fn float_type(self) -> Option<FloatType> {
+        match self {
+            Self::F32 => Some(FloatType::F32),
+            Self::F16 => Some(FloatType::F16),
+            Self::Bf16 => Some(FloatType::Bf16),
+            Self::Nvfp4 | Self::Mxfp4 => None,
+        }
+    }
+
     /// The format of an operand.
     pub fn of(a: &AOperand<'_>) -> Self {
-        use dualgemm_formats::FloatMatrix;
         match a {
-            AOperand::Float(FloatMatrix::F32(_)) => Self::F32,
-            AOperand::Float(FloatMatrix::F16(_)) => Self::F16,
-            AOperand::Float(FloatMatrix::Bf16(_)) => Self::Bf16,
-            AOperand::Quantized(a) => match a.format() {
-                BlockFormat::Nvfp4 => Self::Nvfp4,
-                BlockFormat::Mxfp4 => Self::Mxfp4,
-            },
+            AOperand::Float(a) => a.float_type().into(),
+            AOperand::Quantized(a) => a.format().into(),
         }
     }
 
@@ -52,6 +67,47 @@ impl AFormat {
             Self::F16 | Self::Bf16 => 16.0,
             Self::Nvfp4 => 4.5,
             Self::Mxfp4 => 4.25,
+        }
+    }
+}
+
+impl From<FloatType> for AFormat {
+    fn from(float: FloatType) -> Self {
+        match float {
+            FloatType::F32 => Self::F32,
+            FloatType::F16 => Self::F16,
+            FloatType::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl From<BlockFormat> for AFormat {
+    fn from(format: BlockFormat) -> Self {
+        match format {
+            BlockFormat::Nvfp4 => Self::Nvfp4,
+            BlockFormat::Mxfp4 => Self::Mxfp4,
+        }
+    }
+}
+
+impl From<OutFormat> for AFormat {
+    /// What the next product reads.
+    fn from(out: OutFormat) -> Self {
+        match out {
+            OutFormat::F32 => Self::F32,
+            OutFormat::F16 => Self::F16,
+            OutFormat::Bf16 => Self::Bf16,
+            OutFormat::Nvfp4 { .. } => Self::Nvfp4,
+        }
+    }
+}
+
+impl From<FloatType> for OutFormat {
+    fn from(float: FloatType) -> Self {
+        match float {
+            FloatType::F32 => Self::F32,
+            FloatType::F16 => Self::F16,
+            FloatType::Bf16 => Self::Bf16,
         }
     }
 }
@@ -75,9 +131,7 @@ impl Operation {
             Self::Linear => 1,
         }
     }
-}
 
-impl Operation {
     /// Spelling on a command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
@@ -140,22 +194,13 @@ pub enum OutFormat {
 
 impl OutFormat {
     /// The name that commands and reports use: that of the elements.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Nvfp4 { .. } => "nvfp4",
-        }
+    pub fn name(self) -> &'static str {
+        AFormat::from(self).name()
     }
 
     /// Bits that an element takes, its share of the block scale included.
-    pub const fn bits_per_element(self) -> f64 {
-        match self {
-            Self::F32 => 32.0,
-            Self::F16 | Self::Bf16 => 16.0,
-            Self::Nvfp4 { .. } => 4.5,
-        }
+    pub fn bits_per_element(self) -> f64 {
+        AFormat::from(self).bits_per_element()
     }
 
     /// Whether the tensor scale comes from the values of C, and so is known when all are.
@@ -166,23 +211,15 @@ impl OutFormat {
 
 impl std::fmt::Display for AFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Nvfp4 => "nvfp4",
-            Self::Mxfp4 => "mxfp4",
-        })
+        f.write_str(self.name())
     }
 }
 
 impl std::fmt::Display for OutFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::F32 => f.write_str("f32"),
-            Self::F16 => f.write_str("f16"),
-            Self::Bf16 => f.write_str("bf16"),
             Self::Nvfp4 { scale_layout, .. } => write!(f, "nvfp4({scale_layout})"),
+            floats => f.write_str(floats.name()),
         }
     }
 }

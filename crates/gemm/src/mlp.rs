@@ -14,9 +14,7 @@ use half::{bf16, f16};
 
 use crate::bound::Bounded;
 use crate::compare::Element;
-use crate::{
-    AFormat, AOperand, DualGemmDesc, Error, GateUp, Linear, Operation, OutFormat, OutScale, reference_of,
-};
+use crate::{AOperand, DualGemmDesc, Error, GateUp, Linear, Operation, OutFormat, OutScale, reference_of};
 
 /// Shapes and formats of a whole gated MLP: two descriptions. The second reads what the first writes.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -30,13 +28,7 @@ pub struct MlpDesc {
 impl MlpDesc {
     /// The MLP that goes on from `gate_up` with a down projection to `n` features in `out`, its weights in `b`.
     pub fn new(gate_up: DualGemmDesc, n: usize, b: BlockFormat, out: OutFormat) -> Self {
-        let a = match gate_up.out {
-            OutFormat::F32 => AFormat::F32,
-            OutFormat::F16 => AFormat::F16,
-            OutFormat::Bf16 => AFormat::Bf16,
-            OutFormat::Nvfp4 { .. } => AFormat::Nvfp4,
-        };
-        let down = DualGemmDesc::linear(gate_up.m, n, gate_up.n, a, b);
+        let down = DualGemmDesc::linear(gate_up.m, n, gate_up.n, gate_up.out.into(), b);
         Self { gate_up, down: DualGemmDesc { out, ..down } }
     }
 
@@ -238,6 +230,7 @@ mod tests {
     use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
 
     use super::*;
+    use crate::AFormat;
     use crate::{Activation, Epilogue};
 
     /// A matrix whose row n is `value(n)` everywhere: code 2 is 1, and e4m3 0x38 is 1.

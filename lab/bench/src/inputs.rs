@@ -1,9 +1,8 @@
 //! Seeded operands. The same seed gives the same bytes on every machine and in every release.
 
 use dualgemm_formats::{
-    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout, scalar::e4m3,
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout, scalar::e4m3,
 };
-use half::{bf16, f16};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -115,17 +114,7 @@ impl Inputs {
     ) -> Result<FloatMatrix<'static>, dualgemm_formats::Error> {
         let values = (0..rows * cols)
             .map(|_| (self.unit() + self.unit() + self.unit() + self.unit() - 2.0) * 3f32.sqrt());
-        Ok(match dtype {
-            FloatType::F32 => FloatMatrix::F32(Matrix::new(name, rows, cols, values.collect::<Vec<_>>())?),
-            FloatType::F16 => {
-                let values: Vec<f16> = values.map(f16::from_f32).collect();
-                FloatMatrix::F16(Matrix::new(name, rows, cols, values)?)
-            }
-            FloatType::Bf16 => {
-                let values: Vec<bf16> = values.map(bf16::from_f32).collect();
-                FloatMatrix::Bf16(Matrix::new(name, rows, cols, values)?)
-            }
-        })
+        FloatMatrix::rounded(name, dtype, rows, cols, values)
     }
 }
 

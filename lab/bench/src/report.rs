@@ -184,7 +184,8 @@ impl Report {
         self.csv(&[
             ("device", &|r| r.subject.device.clone()),
             ("driver", &|r| r.subject.driver.clone()),
-            ("commit", &|r| r.subject.commit.clone()),
+            // The commit where the build was told of it, otherwise the version.
+            ("build", &|r| r.subject.commit.clone()),
             ("m", &|r| r.m.to_string()),
             ("n", &|r| r.n.to_string()),
             ("k", &|r| r.k.to_string()),

@@ -11,11 +11,12 @@ use dualgemm::strategies::blackwell::{EXCHANGE, EXCHANGE_US, Estimate, FILL, LAU
 use dualgemm_bench::Shape;
 use dualgemm_bench::challenge::{RANKED, Ranked};
 use dualgemm_kernels::parts::format::Formats;
+use dualgemm_kernels::registry::KERNELS;
 use dualgemm_kernels::sm100a::config::Config;
 use serde::Serialize;
 
-use super::Verdict;
 use super::bench::shape;
+use super::{Verdict, ptx};
 use crate::report::{Output, Table};
 
 /// The kernel is to stay below this many times the speed of light, launch cost aside.
@@ -181,6 +182,8 @@ fn check(shape: Shape, config: Option<&Config>) -> anyhow::Result<()> {
 pub fn run(args: &EstimateArgs, output: &Output) -> anyhow::Result<Verdict> {
     let ranked = RANKED.map(|ranked| ranked.shape);
     let shapes = if args.shape.is_empty() { &ranked[..] } else { &args.shape };
+    let sm100a = KERNELS.iter().filter(|kernel| kernel.arch.as_str() == "sm_100a");
+    args.config.iter().try_for_each(|config| ptx::check_config(config, sm100a.clone()))?;
     let named = args.config.as_deref().map(Config::named).transpose()?;
     let row = |&shape: &Shape| -> anyhow::Result<Row> {
         check(shape, named.as_ref())?;

@@ -16,7 +16,7 @@ use self::matrices::Matrices;
 use super::Verdict;
 use crate::args::ReadArgs;
 use crate::layer;
-use crate::report::{Bytes, Output, Table};
+use crate::report::{Bytes, Output, Table, grouped, span};
 
 /// Arguments of `inspect`.
 #[derive(Debug, Args)]
@@ -70,6 +70,12 @@ struct Entry {
     /// Why the pair cannot be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
+}
+
+impl Entry {
+    fn differs(&self) -> bool {
+        self.pair.as_ref().is_some_and(|pair| pair.tensor_scale_ratio != 1.0)
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -149,6 +155,55 @@ fn entries(checkpoint: &Checkpoint, info: &MlpInfo) -> Vec<Entry> {
     }
 }
 
+/// Format and shape of an entry's weights; whether its input scales cannot be used, and whether it has any.
+type Alike = Option<(String, (bool, bool))>;
+
+impl MlpReport {
+    /// What the table calls some of its entries.
+    fn name_of(&self, entries: &[&Entry]) -> String {
+        match entries {
+            [one] => one.name.clone(),
+            several => {
+                let experts: Vec<usize> = several.iter().filter_map(|entry| entry.expert).collect();
+                format!("{}[{}]", self.info.path, ranges(&experts))
+            }
+        }
+    }
+
+    /// A line for all experts of which the same is said but for the scales.
+    fn rows(&self) -> Vec<Vec<String>> {
+        let kind = |entry: &&Entry| {
+            let weights = |p: &Pair| format!("{} [{}, {}]", p.gate.format, p.gate.n, p.gate.k);
+            let inputs = |p: &Pair| (p.input_scale_fault.is_some(), p.gate.input_scale.is_some());
+            entry.pair.as_ref().map(|p| (weights(p), inputs(p)))
+        };
+        let row = |(kind, entries): (Alike, Vec<&Entry>)| {
+            let mut row =
+                vec![self.info.layer.to_string(), self.name_of(&entries), self.info.kind.to_string()];
+            let Some((weights, inputs)) = kind else {
+                row.push("cannot be read, see below".into());
+                return row;
+            };
+            let pairs = || entries.iter().filter_map(|entry| entry.pair.as_ref());
+            let halves = |of: fn(&HalfReport) -> Option<f32>| {
+                [span(pairs().filter_map(|p| of(&p.gate))), span(pairs().filter_map(|p| of(&p.up)))]
+            };
+            let ratio = pairs().map(|p| p.tensor_scale_ratio).fold(1.0, f64::max);
+            let up_to = if entries.len() > 1 && ratio > 1.0 { "up to " } else { "" };
+            row.push(weights);
+            row.extend(halves(|half| Some(half.tensor_scale)));
+            row.push(format!("{up_to}{ratio:.4}"));
+            row.push(match inputs {
+                (true, _) => "cannot be used, see below".into(),
+                (false, true) => halves(|half| half.input_scale).join(", "),
+                (false, false) => "none".into(),
+            });
+            row
+        };
+        grouped(&self.entries, kind).into_iter().map(row).collect()
+    }
+}
+
 /// What is wrong in an MLP: what is the same of several experts but for their numbers, once.
 fn faults(mlp: &MlpReport) -> Vec<String> {
     let mut found: BTreeMap<String, Vec<(&Entry, &str)>> = BTreeMap::new();
@@ -186,15 +241,10 @@ fn ranges(numbers: &[usize]) -> String {
 impl Report {
     /// Activations, each with the MLPs that have it, in the order of the layers.
     fn activations(&self) -> Vec<(&str, String)> {
-        let mut all: Vec<(&str, Vec<String>)> = Vec::new();
-        for MlpReport { info, activation, .. } in &self.mlps {
-            let name = format!("{} {}", info.kind, info.layer);
-            match all.iter_mut().find(|(known, _)| known == activation) {
-                Some((_, mlps)) => mlps.push(name),
-                None => all.push((activation, vec![name])),
-            }
-        }
-        all.into_iter().map(|(activation, mlps)| (activation, mlps.join(", "))).collect()
+        let name = |mlp: &MlpReport| format!("{} {}", mlp.info.kind, mlp.info.layer);
+        let names = |mlps: Vec<&MlpReport>| mlps.into_iter().map(name).collect::<Vec<_>>().join(", ");
+        let all = grouped(&self.mlps, |mlp| mlp.activation.as_str());
+        all.into_iter().map(|(activation, mlps)| (activation, names(mlps))).collect()
     }
 }
 
@@ -213,24 +263,7 @@ impl fmt::Display for Report {
             "input scales",
         ]);
         for mlp in &self.mlps {
-            for entry in &mlp.entries {
-                let mut row = vec![mlp.info.layer.to_string(), entry.name.clone(), mlp.info.kind.to_string()];
-                match (&entry.pair, &entry.fault) {
-                    (Some(p), _) => row.extend([
-                        format!("{} [{}, {}]", p.gate.format, p.gate.n, p.gate.k),
-                        format!("{:e}", p.gate.tensor_scale),
-                        format!("{:e}", p.up.tensor_scale),
-                        format!("{:.4}", p.tensor_scale_ratio),
-                        match (p.gate.input_scale, p.up.input_scale, &p.input_scale_fault) {
-                            (_, _, Some(_)) => "cannot be used, see below".into(),
-                            (Some(gate), Some(up), _) => format!("{gate:e}, {up:e}"),
-                            _ => "none".into(),
-                        },
-                    ]),
-                    (None, _) => row.push("cannot be read, see below".into()),
-                }
-                table.row(row);
-            }
+            mlp.rows().into_iter().for_each(|row| table.row(row));
         }
         write!(f, "{table}")?;
         self.mlps.iter().flat_map(faults).try_for_each(|fault| writeln!(f, "{fault}"))?;
@@ -256,12 +289,14 @@ impl fmt::Display for Report {
                 let everywhere = if all { "everywhere" } else { "where both can be read" };
                 write!(f, "gate and up have the same tensor scale {everywhere}")
             }
-            some => write!(
-                f,
-                "gate and up have different tensor scales in {} of them: {}",
-                some.len(),
-                some.join(", ")
-            ),
+            some => {
+                let names = self.mlps.iter().filter_map(|mlp| {
+                    let differ: Vec<&Entry> = mlp.entries.iter().filter(|entry| entry.differs()).collect();
+                    (!differ.is_empty()).then(|| mlp.name_of(&differ))
+                });
+                let names = names.collect::<Vec<_>>().join(", ");
+                write!(f, "gate and up have different tensor scales in {} of them: {names}", some.len())
+            }
         }
     }
 }
@@ -283,9 +318,8 @@ pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
         })
         .collect();
     bar.finish_and_clear();
-    let differ = |entry: &&Entry| entry.pair.as_ref().is_some_and(|p| p.tensor_scale_ratio != 1.0);
-    let halves_differ =
-        mlps.iter().flat_map(|mlp| &mlp.entries).filter(differ).map(|entry| entry.name.clone()).collect();
+    let entries = mlps.iter().flat_map(|mlp| &mlp.entries);
+    let halves_differ = entries.filter(|entry| entry.differs()).map(|entry| entry.name.clone()).collect();
     let files = checkpoint.files();
     let tensors = args.tensors.then(|| {
         let report = |t: dualgemm::checkpoint::TensorView<'_>| TensorReport {

@@ -41,6 +41,27 @@ pub(super) fn find(name: &str, arch: &str) -> anyhow::Result<&'static Kernel> {
     })
 }
 
+/// Configurations that are named where the one asked for is none.
+const CLOSEST: usize = 4;
+
+/// Refuses a configuration that none of these kernels has, and names those that share most parts of their name with it.
+pub(super) fn check_config<'k>(
+    asked: &str,
+    kernels: impl IntoIterator<Item = &'k Kernel>,
+) -> anyhow::Result<()> {
+    let mut configs: Vec<String> = kernels.into_iter().flat_map(|kernel| (kernel.configs)()).collect();
+    if configs.iter().any(|config| config == asked) {
+        return Ok(());
+    }
+    let shared =
+        |config: &String| asked.split('_').filter(|part| config.split('_').any(|p| p == *part)).count();
+    configs.sort_by_key(|config| std::cmp::Reverse(shared(config)));
+    let (count, closest) = (configs.len(), configs[..CLOSEST.min(configs.len())].join(", "));
+    bail!(
+        "--config {asked}: is none of the {count} configurations; closest are {closest}; ptx --list has all"
+    )
+}
+
 /// Prints a kernel.
 pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (Some(name), Some(arch)) = (&args.kernel, &args.arch) else {
@@ -55,6 +76,7 @@ pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Right);
     };
     let kernel = find(name, arch)?;
+    args.config.iter().try_for_each(|config| check_config(config, [kernel]))?;
     let first = || (kernel.configs)().into_iter().next().unwrap_or_default();
     let config = args.config.clone().unwrap_or_else(first);
     if let Some(activation) = args.activation.filter(|_| !kernel.has_activation()) {

@@ -33,7 +33,7 @@ use super::Verdict;
 use crate::args::{Names, named};
 use crate::calibration::Calibration;
 use crate::files::{is_no_input, writable_model};
-use crate::report::{Output, Table, counted};
+use crate::report::{Output, Table, counted, grouped, span, starred, times};
 use choice::{Choice, groups};
 
 /// Arguments of `quantize`.
@@ -119,20 +119,26 @@ impl fmt::Display for Report {
         // Without a search both errors are one.
         let shown = if self.search == Search::Plain { 4 } else { 5 };
         let mut table = Table::new(&["tensor", "shape", "tensor scale", "rel L2", "rel L2 plain"][..shown]);
-        for t in &self.tensors {
+        // A line for all experts of a projection, with the largest errors.
+        for ((name, shape), tensors) in grouped(&self.tensors, |t| (starred(&t.name, 1), t.shape)) {
+            let error = |of: fn(&TensorReport) -> f64| {
+                let most = tensors.iter().map(|t| of(t)).fold(0.0, f64::max);
+                format!("{}{most:.5}", if tensors.len() > 1 { "≤ " } else { "" })
+            };
             let row = [
-                t.name.clone(),
-                format!("{:?}", t.shape),
-                format!("{:e}", t.tensor_scale),
-                format!("{:.5}", t.rel_l2),
-                format!("{:.5}", t.rel_l2_plain),
+                times(if tensors.len() > 1 { &name } else { &tensors[0].name }, tensors.len()),
+                format!("{shape:?}"),
+                span(tensors.iter().map(|t| t.tensor_scale)),
+                error(|t| t.rel_l2),
+                error(|t| t.rel_l2_plain),
             ];
             table.row(row.into_iter().take(shown));
         }
         let (quantized, copied) = (self.tensors.len(), self.copied.len());
         writeln!(f, "{} quantized as {} does, {copied} copied", counted(quantized, "tensor"), self.producer)?;
-        for Kept { name, why } in &self.kept {
-            writeln!(f, "kept in floats: {name}, {why}")?;
+        for ((name, why), kept) in grouped(&self.kept, |kept| (starred(&kept.name, 0), &kept.why)) {
+            let name = if kept.len() > 1 { &name } else { &kept[0].name };
+            writeln!(f, "kept in floats: {}, {why}", times(name, kept.len()))?;
         }
         for note in &self.notes {
             writeln!(f, "note: {note}")?;
@@ -273,15 +279,11 @@ fn quantize_one_group(
 
 /// A code of NaN or infinity would be some other number.
 fn check_finite(name: &str, x: &FloatMatrix<'_>) -> anyhow::Result<()> {
-    for row in 0..x.rows() {
-        let mut values = (0..x.cols()).map(|col| (col, x.value(row, col)));
-        if let Some((col, value)) = values.find(|(_, value)| !value.is_finite()) {
-            bail!(
-                "{name}: element [{row}, {col}] is {value}; weights to quantize must be finite (--skip copies a tensor)"
-            );
-        }
-    }
-    Ok(())
+    let Some((row, col)) = x.not_finite() else { return Ok(()) };
+    let value = x.value(row, col);
+    bail!(
+        "{name}: element [{row}, {col}] is {value}; weights to quantize must be finite (--skip copies a tensor)"
+    )
 }
 
 /// How OUT is written.

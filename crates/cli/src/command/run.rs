@@ -17,24 +17,21 @@ use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
 use dualgemm::formats::ScaleLayout;
-use dualgemm::gemm::{AFormat, AOperand, Bounded, OutFormat, OutScale};
+use dualgemm::gemm::{AFormat, AOperand, Bounded, DualGemmDesc, OutFormat, OutScale};
 use dualgemm::{AnyDesc, AnyPlan, AnyWeights, GpuId, GpuOptions, OwnedMatrix, Target};
 use dualgemm_bench::{Protocol, Timing};
 
-use self::report::{ErrorReport, Report, RooflineReport, RoutingReport};
+use self::report::{ErrorReport, Report, RooflineReport};
 use super::Verdict;
-use crate::activation::{Activation, Source};
-use crate::args::{
-    ActivationArgs, DeviceArg, EpilogueArgs, FORMATS, LayerArgs, OperationArgs, SCALE_LAYOUTS, named,
-};
+use crate::activation::Source;
+use crate::args::{DeviceArg, FORMATS, ProblemArgs, SCALE_LAYOUTS, named};
 use crate::computation::{Costs as _, Routed, kernels, measure_limits};
 use crate::layer;
 use crate::machine::{self, Machine};
-use crate::operation::{Operation, Problem};
+use crate::operation::{Given, Operation, Problem};
 use crate::report::Output;
 use crate::result::{matrix_of, write};
 use crate::routing::OwnedRouting;
-use crate::scales::InputScale;
 use crate::tolerance::Tolerance;
 use crate::{files, gpu, simulated};
 
@@ -55,13 +52,7 @@ pub struct RunArgs {
     /// Directory, .safetensors, .safetensors.index.json or .gguf file.
     pub checkpoint: PathBuf,
     #[command(flatten)]
-    pub operation: OperationArgs,
-    #[command(flatten)]
-    pub layer: LayerArgs,
-    #[command(flatten)]
-    pub activations: ActivationArgs,
-    #[command(flatten)]
-    pub epilogue: EpilogueArgs,
+    pub problem: ProblemArgs,
     /// Format of C. nvfp4 re-quantizes C for the down projection, with that one's input scale where there is one.
     #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = named(FORMATS))]
     pub out_dtype: AFormat,
@@ -136,31 +127,38 @@ pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
 }
 
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
-    let checkpoint = layer::open(&args.checkpoint, &args.layer.read, args.epilogue.activation)?;
+    let ProblemArgs { operation, layer, activations, epilogue } = &args.problem;
+    let checkpoint = layer::open(&args.checkpoint, &layer.read, epilogue.activation)?;
     if let Some(path) = &args.output {
-        let inputs = [
-            Some(args.checkpoint.as_path()),
-            args.activations.input.as_deref(),
-            args.operation.routing.as_deref(),
-        ];
-        files::is_no_input("--output", path, inputs.into_iter().flatten().chain(checkpoint.files().paths()))?;
+        let inputs =
+            [Some(&args.checkpoint), activations.input.as_ref(), operation.routing.as_ref()].into_iter();
+        let inputs = inputs.flatten().map(PathBuf::as_path);
+        files::is_no_input("--output", path, inputs.chain(checkpoint.files().paths()))?;
         files::writable(path)?;
     }
-    if let Some(weight) = floats::weight(&checkpoint, &args.operation) {
-        return floats::run(args, &checkpoint, &weight, output);
-    }
-    let operation = Operation::of(&checkpoint, &args.operation, &args.layer)?;
-    let (_, stated) = operation.epilogue(&args.epilogue)?;
-    let source = Source::open(&args.activations)?;
-    let given = source.activation(&args.activations, operation.k()?, || operation.input_scales())?;
-    let input_scale = InputScale::of(&given.a, given.quantize, |value| operation.input_scale_from(value));
-    let Activation { a, quantize, origin } = given.ready_for(args.operation.op)?;
-    let out = out_format(args, &operation)?;
-    let options = (&args.operation, &args.activations);
-    let problem = operation.problem((&a, quantize), options, &args.epilogue, out)?;
-    let desc = &problem.desc;
+    let source = Source::open(activations)?;
+    let report = match floats::weight(&checkpoint, operation) {
+        Some(weight) => floats::run(args, &checkpoint, &weight, &source)?,
+        None => run_blocks(args, &checkpoint, &source, output)?,
+    };
+    let right = report.error.as_ref().is_none_or(|e| e.right);
+    output.emit(&report)?;
+    Ok(right.into())
+}
+
+/// Computes, compares and writes what has its weights in 4 bits.
+fn run_blocks(
+    args: &RunArgs,
+    checkpoint: &Checkpoint,
+    source: &Source,
+    output: &Output,
+) -> anyhow::Result<Report> {
+    let given = Given::of(checkpoint, &args.problem, source)?;
+    let (operation, a) = (&given.operation, &given.a.a);
+    let out = out_format(args, operation)?;
+    let problem = given.problem(&args.problem, out)?;
+    let (desc, routing) = (&problem.desc, problem.routing.as_ref());
     let (m, n, k) = (a.rows(), desc.last().n, a.k());
-    let routing = problem.routing.as_ref();
     let routed = routing.map(OwnedRouting::routed).unwrap_or_default();
     let (target, device_name) = target(args, desc)?;
     let plan = gpu::supported(AnyPlan::new(desc, &target))?;
@@ -169,9 +167,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     // Without a clock one run says all.
     let runs = args.repeat.map(|runs| runs as usize).or(no_clock.then_some(1));
     if no_clock {
-        let asked = format!("--device {}", args.device);
+        let (asked, runs) = (format!("--device {}", args.device), runs.unwrap_or(1));
         for (product, _) in desc.products(routed) {
-            let runs = runs.unwrap_or(1);
             simulated::fits((product.m, product.n, product.k), runs, &asked)?;
         }
     }
@@ -187,43 +184,25 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let packed = operation.prepack(&plan, routing, &|done| bar.set_position(done as u64))?;
     checkpoint.files().release_pages();
     bar.finish_and_clear();
-    let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
+    let prepack_us = Some(begin.elapsed().as_secs_f64() * 1e6);
     let bar = no_clock.then(|| output.simulation());
-    let (c, timing) = multiply((runs, no_clock), (&plan, desc), &a, packed, routing)?;
+    let (c, timing) = multiply((runs, no_clock), (&plan, desc), a, packed, routing)?;
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
     if let Some(path) = &args.output {
         write(&c, path, (m, n))?;
     }
-
-    let sample = sample(args.check, m, desc.multiplications_per_row());
-    let compare = |sample| {
-        let want = reference(&checkpoint, &operation, (&problem, &a), &sample, output)?;
-        compare(&plan, &c, &want, (m, n), sample)
+    let compare = |sample| -> anyhow::Result<ErrorReport> {
+        let want = reference(checkpoint, operation, (&problem, a), &sample, output)?;
+        let c = matrix_of(&c, (m, n))?;
+        Ok(ErrorReport::new(c.compare(&want, &sample)?, Tolerance::of_plan(&plan, c.format())?, sample))
     };
-    let error = sample.map(compare).transpose()?;
-    let right = error.as_ref().is_none_or(|e| e.right);
-    output.emit(&Report {
-        checkpoint: args.checkpoint.clone(),
-        convention: checkpoint.convention().name,
-        op: args.operation.op.name(),
+    let error = sample(args.check, m, desc.multiplications_per_row()).map(compare).transpose()?;
+    Ok(Report {
         layer: operation.layer(),
-        expert: args.layer.expert,
-        module: args.operation.module.clone(),
-        matrices: operation.matrices(routing),
-        input_scale,
         between: desc.between(),
-        routing: routing
-            .map(|routing| RoutingReport::new(routing, operation.router_weights(&args.operation))),
-        a: origin,
-        m,
-        n,
-        k,
-        a_format: desc.first().a_compute(),
-        out_dtype: out.name(),
-        activation: stated.map(Into::into),
-        device: args.device.to_string(),
+        a: given.a.origin.clone(),
         device_name,
         kernel: kernels(&plan),
         threads: plan.products().0.threads(),
@@ -232,13 +211,11 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         gflops: (!no_clock).then(|| work.flops / timing.median_us * 1e-3),
         gbps: (!no_clock).then(|| work.bytes / timing.median_us * 1e-3),
         roofline: limits.map(|limits| RooflineReport::new(limits, work, &timing)),
-        timing,
-        plan,
         error,
-        output: args.output.clone(),
-        peak_rss_bytes: machine::peak_rss(),
-    })?;
-    Ok(right.into())
+        basis: given.basis(&args.problem, routing),
+        plan: Some(plan),
+        ..Report::new(args, checkpoint, DualGemmDesc { k, ..*desc.last() }, desc.first().a_compute(), timing)
+    })
 }
 
 /// Which of `m` rows are compared, of so many multiplications each.
@@ -330,18 +307,4 @@ pub(super) fn reference(
     let want = operation.reference(problem, &a, sample, &progress)?;
     bar.finish_and_clear();
     Ok(want)
-}
-
-/// Compares some rows of C with the reference.
-fn compare(
-    plan: &AnyPlan,
-    c: &OwnedMatrix,
-    want: &[Bounded],
-    (m, n): (usize, usize),
-    sample: RowSample,
-) -> anyhow::Result<ErrorReport> {
-    let c = matrix_of(c, (m, n))?;
-    let (comparison, tolerance) = (c.compare(want, &sample)?, Tolerance::of_plan(plan, c.format())?);
-    let right = tolerance.holds(&comparison);
-    Ok(ErrorReport { comparison, rows_compared: sample.rows().len(), sample, tolerance, right })
 }

@@ -18,7 +18,7 @@ use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::{Device as _, DevicePtr, Error as DeviceError, LaunchSpec};
 use dualgemm_kernels::parts::operand::{Format, Formats, FusedArgs, Operand};
 use dualgemm_kernels::parts::rows::{self, Output as Destination};
-use dualgemm_kernels::registry::seen_on;
+use dualgemm_kernels::registry::{KERNELS, Kernel, seen_on};
 use dualgemm_kernels::sm90a::{host::Fused, operands::Operands, pack::Pack, variant::Variant};
 use dualgemm_kernels::{sm90a, sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
@@ -39,6 +39,8 @@ use crate::{interrupt, simulated};
 const A_SCALE: f32 = 0.5;
 const GATE_SCALE: f32 = 0.011;
 const UP_SCALE: f32 = 0.023;
+/// Kernels that are simulated: for nvfp4, for mxfp4, and for A in 16 bits.
+const FUSED: [&str; 3] = ["fused", "fused_mxfp4", "fused_w4a16"];
 
 /// Arguments of `sim`.
 #[derive(Debug, Args)]
@@ -307,11 +309,16 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
         );
     };
     let Shape { m, n, k } = args.shape;
+    if let Some(config) = &args.config {
+        let fused = |k: &&Kernel| k.arch.as_str() == args.arch && FUSED.contains(&k.name);
+        ptx::check_config(config, KERNELS.iter().filter(fused))?;
+    }
     let formats = formats_of(args, card)?;
+    let [nvfp4, mxfp4, w4a16] = FUSED;
     let name = match formats {
-        Formats::Scaled(BlockFormat::Nvfp4) => "fused",
-        Formats::Scaled(BlockFormat::Mxfp4) => "fused_mxfp4",
-        Formats::Wide(_) => "fused_w4a16",
+        Formats::Scaled(BlockFormat::Nvfp4) => nvfp4,
+        Formats::Scaled(BlockFormat::Mxfp4) => mxfp4,
+        Formats::Wide(_) => w4a16,
     };
     let kernel = ptx::find(name, &args.arch)?;
     DualGemmDesc::new(m, n, k, AFormat::F16, formats.weights()).check()?;

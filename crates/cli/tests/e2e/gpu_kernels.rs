@@ -118,7 +118,7 @@ fn what_does_not_exist_is_named_with_what_does() {
     }
     let mxfp4 = "sm100a_fused_features_n16_g1_k4_s5_a1_mxfp4";
     let args = ["ptx", "--kernel", "fused", "--arch", "sm_100a", "--config", mxfp4];
-    refused(&args, 2, [mxfp4, "there are sm100a_fused_"]);
+    refused(&args, 2, [mxfp4, "closest are sm100a_fused_features_n16_g1_k4_s5_a1, "]);
     let generic = ["ptx", "--kernel", "expand", "--arch", "sm_80"];
     refused(
         &[&generic[..], &["--activation", "relu2"]].concat(),
@@ -127,7 +127,7 @@ fn what_does_not_exist_is_named_with_what_does() {
     );
     refused(&[&generic[..], &["--unaligned"]].concat(), 2, ["--unaligned", "leave it out"]);
     let config = ["--config", "none"];
-    refused(&[&SIM[..], &config].concat(), 2, ["\"none\"", "there are sm90a_fused_"]);
+    refused(&[&SIM[..], &config].concat(), 2, ["--config none: ", "closest are sm90a_fused_"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x32"], 2, ["1x32", "64x128x256"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x32x65"], 2, ["K = 65", "16"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x99999999999x16"], 2, ["--shape", "2^34"]);

@@ -227,6 +227,15 @@ fn what_stays_in_floats_is_said_with_the_reason() {
         kept(&report)[0],
         format!("{}: experts in one tensor, which torchao's NVFP4 does not quantize", NAMES[0])
     );
+    // People read a line for all experts of a projection.
+    let lines = out("lines");
+    let args = ["quantize", arg(&known), arg(&lines), "--producer", "modelopt"];
+    let text = String::from_utf8(dualgemm().args(args).output().unwrap().stdout).unwrap();
+    let line = text.lines().find(|line| line.contains("experts.*.gate_proj.weight (3)")).expect(&text);
+    assert!(line.contains(" to ") && line.contains("≤ 0.") && !text.contains("experts.0."), "{text}");
+    let text = dualgemm().args(["inspect", arg(&lines)]).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("  0      model.layers.0.mlp.experts[0 to 2]  experts  nvfp4 "), "{text}");
     // Blocks of GGUF have 64 elements.
     let mut tensors = apart(PATH, false);
     tensors.push((

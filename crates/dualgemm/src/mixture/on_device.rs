@@ -111,11 +111,7 @@ impl OnGpu {
         if shared.is_some() {
             desc.mlp.down.out = OutFormat::F32;
         }
-        let out = match desc.mlp.down.out {
-            OutFormat::F16 => FloatType::F16,
-            OutFormat::Bf16 => FloatType::Bf16,
-            _ => FloatType::F32,
-        };
+        let out = AFormat::from(desc.mlp.down.out).float_type().unwrap_or(FloatType::F32);
         let sizes = Sizes { tokens: desc.mlp.gate_up.m, top_k: desc.top_k, experts: desc.experts };
         let around = AroundExperts::new(gpu, sizes, [desc.mlp.gate_up.k, desc.mlp.down.n], out)?;
         Ok(Self { gpu, desc, mlp, around, shared, operands: None })

@@ -16,6 +16,7 @@ pub(super) fn target(desc: &MlpDesc, target: &Target) -> Result<Target, Error> {
     let &DualGemmDesc { n, out, .. } = &desc.gate_up;
     let refuse = |found, expected| Err(Error::NotForGpu { tensor: super::BETWEEN, found, expected });
     match out {
+        OutFormat::F32 => refuse(out.to_string(), "f16, bf16 or nvfp4 (on the command line: --between)"),
         OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => {
             refuse(format!("{out} with a dynamic scale"), "a static scale, or f16 or bf16")
         }

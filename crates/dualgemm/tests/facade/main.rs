@@ -22,7 +22,6 @@ use dualgemm::checkpoint::{Activations, Checkpoint, OpenOptions, TensorFiles};
 use dualgemm::formats::{BlockFormat, FloatMatrix, Matrix, Producer, QuantizedMatrix, Search, quantize};
 use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut};
 use dualgemm::{DualGemm, PackedWeights, Plan, Rows, Target};
-use half::{bf16, f16};
 
 fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14").join(name)
@@ -39,19 +38,9 @@ fn quantized(name: &str, rows: usize, k: usize, step: f32) -> QuantizedMatrix<'s
 
 /// An A of a format.
 fn a_of(format: AFormat, rows: usize, k: usize, step: f32) -> AOperand<'static> {
-    let values = || (0..rows * k).map(|i| (i as f32 * step).sin());
-    match format {
-        AFormat::F32 => AOperand::Float(floats(rows, k, step)),
-        AFormat::F16 => {
-            let halves: Vec<f16> = values().map(f16::from_f32).collect();
-            AOperand::Float(FloatMatrix::F16(Matrix::new("x", rows, k, halves).unwrap()))
-        }
-        AFormat::Bf16 => {
-            let halves: Vec<bf16> = values().map(bf16::from_f32).collect();
-            AOperand::Float(FloatMatrix::Bf16(Matrix::new("x", rows, k, halves).unwrap()))
-        }
-        AFormat::Nvfp4 | AFormat::Mxfp4 => AOperand::Quantized(quantized("a", rows, k, step)),
-    }
+    let Some(to) = format.float_type() else { return AOperand::Quantized(quantized("a", rows, k, step)) };
+    let x = floats(rows, k, step);
+    AOperand::Float(FloatMatrix::rounded("x", to, rows, k, x.values()).unwrap())
 }
 
 fn expert(n: usize, k: usize, e: usize) -> GateUp<'static> {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dualgemm::check::{RowSample, bounded_runs, mixture_rows, mlp_rows};
-use dualgemm::formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Bounded, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutScale,
     RouterWeights,
@@ -82,11 +82,9 @@ fn gate_up(inputs: &mut Inputs, Shape { n, k, .. }: Shape) -> anyhow::Result<Gat
 /// A of a problem.
 pub(in crate::command) fn activations(desc: &DualGemmDesc) -> anyhow::Result<AOperand<'static>> {
     let mut inputs = Inputs::seeded(SEED + 1);
-    Ok(match desc.a {
-        AFormat::F32 => AOperand::Float(inputs.floats("A", FloatType::F32, desc.m, desc.k)?),
-        AFormat::F16 => AOperand::Float(inputs.floats("A", FloatType::F16, desc.m, desc.k)?),
-        AFormat::Bf16 => AOperand::Float(inputs.floats("A", FloatType::Bf16, desc.m, desc.k)?),
-        AFormat::Nvfp4 | AFormat::Mxfp4 => {
+    Ok(match desc.a.float_type() {
+        Some(float) => AOperand::Float(inputs.floats("A", float, desc.m, desc.k)?),
+        None => {
             let sets = (CodeSet::Full, ScaleSet::Unit);
             let scale = GlobalScale::multiplier(MEAN_SQUARE.powf(-0.5));
             AOperand::Quantized(inputs.quantized("A", BlockFormat::Nvfp4, (desc.m, desc.k), sets, scale)?)

@@ -5,6 +5,8 @@ use std::fmt;
 
 use dualgemm::checkpoint::ModuleInfo;
 
+use crate::report::{starred, times};
+
 /// What a layer has: by format and shape, the names below the layer, with how many experts have one.
 type Layer = BTreeMap<String, BTreeMap<String, usize>>;
 
@@ -22,15 +24,13 @@ impl Matrices {
         let mut this = Self::default();
         for module in modules {
             let format = format!("{} {:?}", module.format, module.shape);
-            let Some((above, number, below)) = split(&module.name) else {
-                this.alone.push((module.name.clone(), format));
+            let name = starred(&module.name, 1);
+            let Some((above, number, below)) = split(&name) else {
+                this.alone.push((name, format));
                 continue;
             };
-            // An expert's number.
-            let name: Vec<&str> =
-                below.split('.').map(|part| if part.parse::<usize>().is_ok() { "*" } else { part }).collect();
             let layer = this.layers.entry((above.into(), number)).or_default();
-            *layer.entry(format).or_default().entry(name.join(".")).or_default() += 1;
+            *layer.entry(format).or_default().entry(below.into()).or_default() += 1;
         }
         this
     }
@@ -64,11 +64,8 @@ impl fmt::Display for Matrices {
                 false => writeln!(f, "matrices of {above}.{first} to {last}, each")?,
             }
             for (format, names) in layer {
-                let name = |(name, count): (&String, &usize)| match count {
-                    1 => name.clone(),
-                    _ => format!("{name} ({count})"),
-                };
-                writeln!(f, "  {format:<24} {}", names.iter().map(name).collect::<Vec<_>>().join(", "))?;
+                let names: Vec<_> = names.iter().map(|(name, count)| times(name, *count)).collect();
+                writeln!(f, "  {format:<24} {}", names.join(", "))?;
             }
         }
         self.alone.iter().try_for_each(|(name, format)| writeln!(f, "{name:<26} {format}"))

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use dualgemm::AnyPlan;
 use dualgemm::check::RowSample;
-use dualgemm::gemm::{AFormat, Comparison, OutFormat, OutScale, RouterWeights};
+use dualgemm::checkpoint::Checkpoint;
+use dualgemm::gemm::{AFormat, Comparison, DualGemmDesc, OutFormat, OutScale};
 use dualgemm_bench::{Bound, Timing, Work};
 use serde::Serialize;
 
-use crate::computation::Routed;
+use super::RunArgs;
 use crate::limits::Limits;
-use crate::report::{Bytes, Time, counted};
-use crate::routing::OwnedRouting;
-use crate::scales::{ActivationReport, InputScale, MatrixReport, write_matrices};
+use crate::machine;
+use crate::report::{Bytes, Time};
+use crate::scales::{ActivationReport, Basis, write_matrices};
 use crate::tolerance::{Statement, Tolerance};
 
 #[derive(Debug, Serialize)]
@@ -27,16 +28,14 @@ pub struct Report {
     pub expert: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub module: Option<String>,
-    /// The weights that were read, with their tensor scales.
-    pub matrices: Vec<MatrixReport>,
-    /// The tensor scale that quantizes A.
-    pub input_scale: Option<InputScale>,
+    /// Of weights in floats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<String>,
+    #[serde(flatten)]
+    pub basis: Basis,
     /// Format between gate/up and the down projection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub between: Option<OutFormat>,
-    /// Which experts tokens go to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub routing: Option<RoutingReport>,
     /// Where A comes from and what was done to it.
     pub a: String,
     pub m: usize,
@@ -44,20 +43,22 @@ pub struct Report {
     pub k: usize,
     pub a_format: AFormat,
     pub out_dtype: &'static str,
-    #[serde(flatten)]
-    pub activation: Option<ActivationReport>,
     pub device: String,
     pub device_name: String,
     pub kernel: String,
     pub threads: usize,
-    pub plan: AnyPlan,
-    pub prepack_us: f64,
+    /// None of weights in floats, which are read where they lie.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<AnyPlan>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prepack_us: Option<f64>,
     #[serde(flatten)]
     pub timing: Timing,
     /// A simulated GPU has no clock: the time is this machine's, and says nothing about a card.
     pub simulated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gflops: Option<f64>,
+    /// Of weights in floats, these alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbps: Option<f64>,
     #[serde(flatten)]
@@ -68,39 +69,47 @@ pub struct Report {
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// The routing of a mixture.
-#[derive(Debug, Serialize)]
-pub struct RoutingReport {
-    pub from: String,
-    pub top_k: usize,
-    /// Rows that experts computed.
-    pub rows: usize,
-    /// Experts that had one.
-    pub experts: usize,
-    /// output or input.
-    pub router_weights: &'static str,
-}
-
-impl RoutingReport {
-    pub fn new(routing: &OwnedRouting, router_weights: RouterWeights) -> Self {
-        let Routed { rows, experts } = routing.routed();
-        let router_weights = match router_weights {
-            RouterWeights::Input => "input",
-            RouterWeights::Output => "output",
-        };
-        Self { from: routing.origin.clone(), top_k: routing.top_k, rows, experts, router_weights }
-    }
-}
-
-impl fmt::Display for RoutingReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, rows, experts, router_weights, .. } = self;
-        write!(
-            f,
-            "{from}: {} of {}, weights on the {router_weights}",
-            counted(*rows, "row"),
-            counted(*experts, "expert")
-        )
+impl Report {
+    /// What the arguments say, and the shape that was computed: `desc` is the product that writes C, with the K of A.
+    pub fn new(
+        args: &RunArgs,
+        checkpoint: &Checkpoint,
+        desc: DualGemmDesc,
+        a_format: AFormat,
+        timing: Timing,
+    ) -> Self {
+        let DualGemmDesc { m, n, k, out, .. } = desc;
+        Self {
+            checkpoint: args.checkpoint.clone(),
+            convention: checkpoint.convention().name,
+            op: args.problem.operation.op.name(),
+            layer: None,
+            expert: args.problem.layer.expert,
+            module: args.problem.operation.module.clone(),
+            dtype: None,
+            basis: Basis::default(),
+            between: None,
+            a: String::new(),
+            m,
+            n,
+            k,
+            a_format,
+            out_dtype: out.name(),
+            device: args.device.to_string(),
+            device_name: String::new(),
+            kernel: String::new(),
+            threads: 0,
+            plan: None,
+            prepack_us: None,
+            timing,
+            simulated: false,
+            gflops: None,
+            gbps: None,
+            roofline: None,
+            error: None,
+            output: args.output.clone(),
+            peak_rss_bytes: machine::peak_rss(),
+        }
     }
 }
 
@@ -132,6 +141,13 @@ pub struct ErrorReport {
     pub right: bool,
 }
 
+impl ErrorReport {
+    pub fn new(comparison: Comparison, tolerance: Tolerance, sample: RowSample) -> Self {
+        let (right, rows_compared) = (tolerance.holds(&comparison), sample.rows().len());
+        Self { comparison, rows_compared, sample, tolerance, right }
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let expert = self.expert.map_or(String::new(), |e| format!(", expert {e}"));
@@ -141,30 +157,37 @@ impl fmt::Display for Report {
         };
         let op = if self.op == "gate-up" { String::new() } else { format!("{} of ", self.op) };
         writeln!(f, "{op}{of}{expert} of {} ({})", self.checkpoint.display(), self.convention)?;
-        write_matrices(f, &self.matrices, 8)?;
-        let static_scale = self.input_scale.as_ref().filter(|scale| scale.value.is_some());
+        let Self { dtype, basis, m, n, k, out_dtype, .. } = self;
+        if let Some(dtype) = dtype {
+            writeln!(f, "  weights  {dtype} [{n}, {k}], read where they lie")?;
+        }
+        write_matrices(f, &basis.matrices, 8)?;
+        let static_scale = basis.input_scale.as_ref().filter(|scale| scale.value.is_some());
         let from = static_scale.map_or(String::new(), |scale| format!(", {}", scale.from));
         writeln!(f, "  A        {}{from}", self.a)?;
-        if let Some(ActivationReport { activation, activation_from }) = &self.activation {
+        if let Some(ActivationReport { activation, activation_from }) = &basis.activation {
             writeln!(f, "  activation {activation} ({activation_from})")?;
         }
-        if let Some(routing) = &self.routing {
+        if let Some(routing) = &basis.routing {
             writeln!(f, "  routing  {routing}")?;
         }
-        writeln!(f, "  plan     {}", self.plan.to_string().replace('\n', "\n         "))?;
+        match &self.plan {
+            Some(plan) => writeln!(f, "  plan     {}", plan.to_string().replace('\n', "\n         "))?,
+            None => writeln!(f, "  kernel   {}, {} threads", self.kernel, self.threads)?,
+        }
         let Timing { median_us, p10_us, p90_us, runs } = self.timing;
         let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
-        let packing = time(self.prepack_us);
+        let packing = self.prepack_us.map_or(String::new(), |us| format!("; packing {}", time(us)));
+        let of = if dtype.is_some() { " of weights" } else { "" };
         match self.gflops.zip(self.gbps) {
             Some((gflops, gbps)) => writeln!(
                 f,
-                "  time     {} (median of {runs}, 80 % within {} to {}), {gflops:.1} GFLOP/s, {gbps:.1} GB/s; packing \
-                 {packing}",
+                "  time     {} (median of {runs}, 80 % within {} to {}), {gflops:.1} GFLOP/s, {gbps:.1} GB/s{of}{packing}",
                 time(median_us),
                 time(p10_us),
                 time(p90_us),
             )?,
-            None => writeln!(f, "  simulated in {} on this machine; packing {packing}", time(median_us))?,
+            None => writeln!(f, "  simulated in {} on this machine{packing}", time(median_us))?,
         }
         if let Some(r) = &self.roofline {
             writeln!(
@@ -186,14 +209,13 @@ impl fmt::Display for Report {
             None => writeln!(f, "  error    not compared")?,
         }
         if let Some(path) = &self.output {
-            let scale = match self.plan.last().desc().out {
+            let scale = match self.plan.as_ref().map_or(OutFormat::F32, |plan| plan.last().desc().out) {
                 OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => {
                     format!(", tensor scale {scale:e} of the down projection,")
                 }
                 OutFormat::Nvfp4 { .. } => ", tensor scale of its largest value,".into(),
                 _ => String::new(),
             };
-            let Self { out_dtype, m, n, .. } = self;
             writeln!(f, "  output   {out_dtype} [{m}, {n}]{scale} to {}", path.display())?;
         }
         match self.peak_rss_bytes {

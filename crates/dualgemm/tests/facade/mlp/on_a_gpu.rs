@@ -99,12 +99,17 @@ fn mlps_are_within_the_bounds_of_f64_whatever_is_between() {
         }
         assert_eq!(read(&to), c, "{plan}");
     }
-    let dynamic = desc(1, [32, 32, 32], AFormat::F16, nvfp4(OutScale::Dynamic), OutFormat::F32);
-    let message = refusal(MlpPlan::new(&dynamic, &target(None)));
-    assert!(
-        message.contains("with a dynamic scale; on a GPU a static scale, or f16 or bf16 is"),
-        "{message}"
-    );
+    for (between, says) in [
+        (nvfp4(OutScale::Dynamic), "with a dynamic scale; on a GPU a static scale, or f16 or bf16 is"),
+        (
+            OutFormat::F32,
+            "C of gate and up is f32; on a GPU f16, bf16 or nvfp4 (on the command line: --between)",
+        ),
+    ] {
+        let desc = desc(1, [32, 32, 32], AFormat::F16, between, OutFormat::F32);
+        let message = refusal(MlpPlan::new(&desc, &target(None)));
+        assert!(message.contains(says), "{message}");
+    }
 }
 
 /// Tokens whose experts are not there, experts without tokens, calls of fewer tokens than planned, twice.
