@@ -318,7 +318,8 @@ class Plan:
         found, device = self.held(name, "experts"), self.device(name, gate_up)
         if found is None:
             return self.float_experts(name, module)
-        if len(inspect.signature(module.forward).parameters) != 3:
+        kind = self.nn.NVFP4SortedExperts if type(module).__name__ == "Llama4TextExperts" else self.nn.NVFP4Experts
+        if len(inspect.signature(module.forward).parameters) != (1 if kind is self.nn.NVFP4SortedExperts else 3):
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
         elif why := self.left_on(device, gate_up):
             self.left[name] = why
@@ -342,7 +343,7 @@ class Plan:
         def make():
             # The model's block does what else its family does with the router's weights.
             weights = Experts.from_checkpoint(found.checkpoint, found.layer, router_weights="output", device=device)
-            return self.nn.NVFP4Experts(weights, quantize_a=self.quantize_a)
+            return kind(weights, quantize_a=self.quantize_a)
 
         return Step(name, f"blocks of {held} experts", make)
 

@@ -242,6 +242,8 @@ class NVFP4Linear(Packed):
         which part; all its ranks have to call this."""
         if (group is None) != (split is None) or split not in (None, "out", "in"):
             raise OperandError(f'split is {split!r}; with a group it is "out" or "in", without one None')
+        for key in reading.keys() & {"rank", "world"}:
+            raise TypeError(f"unexpected keyword argument '{key}'; a group says it")
 
         def make():
             weights = Linear.from_checkpoint(path, module, split=split, **rank_of(group), **reading)
@@ -388,6 +390,18 @@ class NVFP4Experts(Packed):
 
     def _made_of(self):
         return (self.weights,), {"quantize_a": self.quantize_a, "split": self.split, "group": self.group}
+
+
+class NVFP4SortedExperts(NVFP4Experts):
+    """Llama 4's block of experts: it is given all tokens for each expert in turn, times the router's weight, which is 0 where it chose
+    others."""
+
+    def forward(self, hidden_states):
+        ids = torch.arange(self.num_experts, dtype=torch.int32, device=hidden_states.device)
+        ids = ids.repeat_interleave(len(hidden_states) // self.num_experts)
+        # Without biases, nothing becomes of 0.
+        ids = torch.where(hidden_states.any(-1), ids, -1)[:, None]
+        return super().forward(hidden_states, ids, torch.ones_like(ids, dtype=torch.float32))
 
 
 def both(quantize_a):
