@@ -44,7 +44,7 @@ def torch_of(array):
 
 def is_followed(torch, a):
     """Whether torch follows what is computed from a tensor, so that it has to see an operator: where it compiles,
-    traces, differentiates or computes shapes alone."""
+    traces, differentiates, maps over a dimension or computes shapes alone."""
     return (
         torch.compiler.is_compiling()
         or (a.requires_grad and torch.is_grad_enabled())
@@ -52,6 +52,7 @@ def is_followed(torch, a):
         or torch._C._len_torch_dispatch_stack() > 0
         or torch.jit.is_tracing()
         or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 

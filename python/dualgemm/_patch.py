@@ -105,10 +105,12 @@ def take_attention(model):
     return "dualgemm"
 
 
-def is_theirs(function):
-    """Whether a function is transformers' own: who changes what a family computes puts others in the place of its."""
-    own = os.path.dirname(sys.modules["transformers"].__file__)
-    return getattr(getattr(function, "__code__", None), "co_filename", "").startswith(own + os.sep)
+def is_known(function):
+    """Whether a function is transformers' own, or of this package: who changes what a family computes puts others in the place of
+    these."""
+    own = (sys.modules["transformers"].__file__, __file__)
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return file.startswith(tuple(os.path.dirname(path) + os.sep for path in own))
 
 
 def of_its_own(module):
@@ -138,9 +140,10 @@ def shape(module):
 @functools.cache
 def unsupported(device):
     """Why linear layers are not computed on a GPU, None if they are: a layer of zeros tells."""
-    zeros = torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(64, 4, dtype=torch.uint8), 1.0
+    # transformers builds models on the meta device.
+    codes, scales = (torch.zeros(64, width, dtype=torch.uint8, device="cpu") for width in (32, 4))
     try:
-        Linear.from_tensors(zeros, device=device)
+        Linear.from_tensors((codes, scales, 1.0), device=device)
     except UnsupportedError as error:
         return f"on {device}: {error}"
     return None
@@ -293,7 +296,7 @@ class Plan:
         """Why a module on a device keeps its floats, None if it need not."""
         if device.type != "cuda":
             return None
-        if weight.dtype not in (torch.float16, torch.bfloat16):
+        if weight.dtype not in self.nn.HALVES:
             dtype = str(weight.dtype).rpartition(".")[2]
             return f"{dtype} on {device}, where float16 and bfloat16 are multiplied"
         return unsupported(device)
@@ -315,7 +318,8 @@ class Plan:
         found, device = self.held(name, "experts"), self.device(name, gate_up)
         if found is None:
             return self.float_experts(name, module)
-        if len(inspect.signature(module.forward).parameters) != 3:
+        kind = self.nn.NVFP4SortedExperts if type(module).__name__ == "Llama4TextExperts" else self.nn.NVFP4Experts
+        if len(inspect.signature(module.forward).parameters) != (1 if kind is self.nn.NVFP4SortedExperts else 3):
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
         elif why := self.left_on(device, gate_up):
             self.left[name] = why
@@ -339,7 +343,7 @@ class Plan:
         def make():
             # The model's block does what else its family does with the router's weights.
             weights = Experts.from_checkpoint(found.checkpoint, found.layer, router_weights="output", device=device)
-            return self.nn.NVFP4Experts(weights, quantize_a=self.quantize_a)
+            return kind(weights, quantize_a=self.quantize_a)
 
         return Step(name, f"blocks of {held} experts", make)
 
@@ -382,6 +386,9 @@ class Plan:
             self.left[name] = f"its linear layers are replaced one by one: {why}"
             return None
         device = self.device(name, down.weight)
+        if device.type == "cuda" and down.weight.dtype not in self.nn.HALVES:
+            # Nor are gate and up multiplied there; each says so.
+            return None
         why = self.left_on(device, down.weight)
         if why is None and device.type == "cuda" and self.quantize_a == "dynamic":
             why = f'on {device}, where quantize_a="dynamic" is for what goes into gate and up alone'

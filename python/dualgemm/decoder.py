@@ -1,5 +1,5 @@
-"""One token through a whole decoder layer in one call. For small models, calling its modules and torch's small operators takes
-longer than the products. Needs torch and transformers.
+"""One token through a whole decoder layer in one call, or in one up to its MLP, where that is a mixture or in floats. For small
+models, calling its modules and torch's small operators takes longer than the products. Needs torch and transformers.
 
 A layer of a family that is known here gets a class that computes a token in one call where it is sure that this is what the
 layer's modules would compute, and calls them where it is not: more tokens, masks, gradients, hooks, replaced modules, caches of
@@ -17,9 +17,9 @@ from ._arrays import is_followed
 from ._ops import Linear, Mlp
 from ._threads import follow
 
-#: Families of transformers whose decoder layer is norm, attention with rotated queries and keys, norm and gated MLP, each of the
-#: two added to what enters it; and, of those, which norm queries and keys.
-FAMILIES = {"llama": False, "mistral": False, "qwen2": False, "qwen3": True}
+#: Families of transformers whose decoder layer is norm, attention with rotated queries and keys, norm and MLP or mixture, each of
+#: the two added to what enters it; and, of those, which norm queries and keys.
+FAMILIES = {"llama": False, "mistral": False, "mixtral": False, "qwen2": False, "qwen3": True, "qwen3_moe": True}
 
 #: What transformers hands to a layer, and what this module knows the meaning of.
 ARGUMENTS = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "position_embeddings"}
@@ -47,10 +47,14 @@ def take_layers(model):
     return len(layers)
 
 
+def _named_like(base, bases, **members):
+    # transformers and others know classes by their names.
+    return type(base.__name__, bases, {"__module__": base.__module__, "__qualname__": base.__qualname__, **members})
+
+
 @functools.cache
 def _with_one_call(base):
-    # transformers and others know layers by the names of their classes.
-    return type(base.__name__, (OneCall, base), {"__module__": base.__module__, "__qualname__": base.__qualname__})
+    return _named_like(base, (OneCall, base))
 
 
 def _new_layer(base):
@@ -68,42 +72,51 @@ class OneCall:
         return super().forward(hidden_states, *args, **kwargs)
 
     def __reduce_ex__(self, protocol):
-        # Its class is made where it is needed, and its base has the name.
-        return _new_layer, (_own_class(self),), self.__dict__
+        # Its class is made where it is needed, and its base has the name. A copy has modules of its own.
+        return _new_layer, (_own_class(self),), {k: v for k, v in self.__dict__.items() if k != "_one_call"}
 
 
 def _functions(layer, classes):
-    """What transformers computes a layer by, beside the functions of torch."""
+    """What a layer is computed by, beside the functions of torch."""
+    from .nn import Packed
+
     base = _own_class(layer)
     modeling, kinds = sys.modules[base.__module__], sys.modules["transformers.cache_utils"]
-    theirs = [cls.forward for cls in classes if not cls.__module__.startswith("dualgemm.")]
     updates = kinds.DynamicCache.update, kinds.DynamicLayer.update
-    return [base.forward, modeling.apply_rotary_pos_emb, modeling.rotate_half, *updates, *theirs]
+    of_modules = [cls.forward for cls in classes]
+    return [base.forward, modeling.apply_rotary_pos_emb, modeling.rotate_half, *updates, *of_modules, Packed._compute]
 
 
-class _Kept:
-    """Something that belongs to one object: copies of that object start without."""
+def _is_silent(hooks):
+    """Whether hooks do nothing now: transformers leaves those by which a model once gave its hidden states."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    if capturing is None or capturing._active_collector.get():
+        return False
+    return all(getattr(hook, "__module__", None) == capturing.__name__ for hook in hooks.values())
 
-    def __reduce__(self):
-        return type(self), ()
 
-
-class _Parts(_Kept):
+class _Parts:
     """The modules of a layer that the call stands for, and the call."""
 
-    call, of_layer, of_attention = None, None, None
+    call = None
 
-    def __init__(self, layer=None):
-        if layer is None:
-            return
+    def __init__(self, layer):
         attention = layer.self_attn
         self.of_layer = {name: layer._modules[name] for name in layer._modules}
         self.of_attention = {name: attention._modules[name] for name in attention._modules}
-        self.classes = [type(module) for module in self.modules()]
+        self.called = [*self.of_attention.values(), *(m for name, m in self.of_layer.items() if name != "mlp")]
+        mlp = layer._modules.get("mlp")
+        self.mlp = _weights(mlp)
+        if self.mlp is not None:
+            self.called.append(mlp)
+        self.classes = [type(module) for module in self.called]
         self.functions = _functions(layer, self.classes)
+        self.floats = []
         if not self._are_known(layer):
             return
-        linears = [self.of_attention[name].weights for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+        projections = [self.of_attention[name] for name in PROJECTIONS]
+        linears = [_weights(module) for module in projections]
+        self.floats = [(m, m.weight.data_ptr(), m.weight.dtype) for m in projections if m._parameters]
         self.norms = [layer.input_layernorm, layer.post_attention_layernorm]
         if FAMILIES[family(layer)]:
             self.norms += [attention.q_norm, attention.k_norm]
@@ -112,24 +125,18 @@ class _Parts(_Kept):
         kv_heads = linears[1].shape[0] // self.head_dim
         self.like_keys = (1, kv_heads, self.head_dim)
         if self.head_dim % 16 == 0 and self.head_dim <= 512 and attention.num_key_value_groups * kv_heads == heads:
-            self.call = _dualgemm.DecoderLayer(linears, layer.mlp.weights, heads, self.head_dim)
-
-    def modules(self):
-        return [*self.of_layer.values(), *self.of_attention.values()]
+            self.call = _dualgemm.DecoderLayer(linears, self.mlp, heads, self.head_dim)
 
     def _are_known(self, layer):
         """Whether each module is what the family has, or one of ours with weights on the processor."""
-        from .nn import NVFP4GatedMLP, NVFP4Linear
+        from ._patch import is_known
 
         name = family(layer)
         of_heads = {"q_norm", "k_norm"} if FAMILIES[name] else set()
         norms = {"input_layernorm", "post_attention_layernorm"}
-        projections = {"q_proj", "k_proj", "v_proj", "o_proj"}
-        if set(self.of_layer) != norms | {"self_attn", "mlp"} or set(self.of_attention) != projections | of_heads:
+        if set(self.of_layer) != norms | {"self_attn", "mlp"} or set(self.of_attention) != {*PROJECTIONS} | of_heads:
             return False
-        from ._patch import is_theirs
-
-        if not all(map(is_theirs, self.functions)):
+        if not all(map(is_known, self.functions)):
             return False
         modules = {**self.of_layer, **self.of_attention}
         for part in ("self_attn", *norms, *of_heads):
@@ -137,48 +144,93 @@ class _Parts(_Kept):
             suffix = "Attention" if part == "self_attn" else "RMSNorm"
             if cls.__module__ != f"transformers.models.{name}.modeling_{name}" or not cls.__name__.endswith(suffix):
                 return False
-        ours = [modules[part] for part in projections]
-        mlp = modules["mlp"]
-        if any(type(module) is not NVFP4Linear or type(module.weights) is not Linear for module in ours):
-            return False
-        if type(mlp) is not NVFP4GatedMLP or type(mlp.weights) is not Mlp or mlp.group is not None:
-            return False
-        return all(module.weights.device == "cpu" and module.quantize_a is None for module in (*ours, mlp))
+        return all(_weights(modules[part]) is not None for part in PROJECTIONS)
 
     def are_as_they_were(self, layer):
-        """Whether nothing was replaced, changed its class or got hooks since."""
-        attention = layer.self_attn
-        if layer._modules != self.of_layer or attention._modules != self.of_attention:
+        """Whether nothing was replaced or changed its class since."""
+        if layer._modules != self.of_layer or layer.self_attn._modules != self.of_attention:
             return False
-        if _functions(layer, self.classes) != self.functions:
+        if any(type(module) is not cls for module, cls in zip(self.called, self.classes)):
             return False
-        for module, cls in zip(self.modules(), self.classes):
-            if type(module) is not cls or module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        if any((m.weight.data_ptr(), m.weight.dtype) != (at, dtype) for m, at, dtype in self.floats):
+            return False
+        return _functions(layer, self.classes) == self.functions
+
+    def are_plain(self):
+        """Whether no module does more than its class."""
+        for module in self.called:
+            hooks = module._forward_hooks
+            if hooks and not _is_silent(hooks) or module._forward_pre_hooks or "forward" in module.__dict__:
                 return False
         return True
 
 
-class _Room(_Kept):
+#: In the order of the call.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def _weights(module):
+    """What the call multiplies by in the place of a linear layer or an MLP, None if the module has to be called."""
+    from .nn import HALVES, FloatLinear, NVFP4GatedMLP, NVFP4Linear
+
+    if type(module) is FloatLinear:
+        w = module.weight
+        # A bias would be copied, and changes of it not seen.
+        ours = module.bias is None and w.dtype in HALVES and w.is_cpu
+        return _dualgemm.FloatLinear(w.detach(), None) if ours else None
+    kind = {NVFP4Linear: Linear, NVFP4GatedMLP: Mlp}.get(type(module))
+    if kind is None or type(module.weights) is not kind or module.weights.device != "cpu":
+        return None
+    return module.weights if module.quantize_a is None and module.group is None else None
+
+
+def _parts(layer):
+    """The modules of a layer if the call can stand for them now, else None."""
+    parts = layer.__dict__.get("_one_call")
+    if parts is None or not parts.are_as_they_were(layer):
+        parts = layer.__dict__["_one_call"] = _Parts(layer)
+    return parts if parts.call is not None and parts.are_plain() else None
+
+
+def _without_room(layer, protocol):
+    """A cache's layer as copies of it and files have it: its keys and values are no views of memory with room for more."""
+    state = {name: value for name, value in layer.__dict__.items() if name != "_room"}
+    state |= {name: state[name].clone() for name in ("keys", "values") if torch.is_tensor(state[name])}
+    return object.__new__, (type(layer).__mro__[1],), state
+
+
+@functools.cache
+def _with_room(base):
+    return _named_like(base, (base,), __reduce_ex__=_without_room)
+
+
+class _Room:
     """Keys and values of a cache's layer, with room behind them. Each place is written once: what others were handed before,
     which are views of the same memory, never changes."""
 
-    def __init__(self, layer=None, like=None):
-        self.layer = self.views = None
-        if layer is None:
-            return
+    views = None
+
+    def __init__(self, layer):
+        # A cycle would keep the memory until torch's next collection of garbage.
         self.layer = weakref.ref(layer)
-        length = like[2]
-        shape = (*like[:2], length + max(64, length // 4), like[3])
+        batch, heads, length, dim = layer.keys.shape
+        shape = (batch, heads, length + max(64, length // 4), dim)
         self.buffers = [old.new_empty(shape) for old in (layer.keys, layer.values)]
         for buffer, old in zip(self.buffers, (layer.keys, layer.values)):
             buffer[:, :, :length] = old
 
-    def is_of(self, layer):
-        """Whether the layer holds what was put there by this module last, and there is room for more."""
-        if self.layer is None or self.layer() is not layer or self.views is None:
-            return False
-        keys, values = self.views
-        return layer.keys is keys and layer.values is values and keys.shape[2] < self.buffers[0].shape[2]
+    @classmethod
+    def of(cls, layer):
+        """That of a layer, if it holds what was put there by this module last, and there is room for more; else a new one."""
+        room = layer.__dict__.get("_room")
+        if room is not None and room.layer() is layer and room.views is not None:
+            keys, values = room.views
+            if layer.keys is keys and layer.values is values and keys.shape[2] < room.buffers[0].shape[2]:
+                return room
+        if room is None:
+            layer.__class__ = _with_room(type(layer))
+        layer._room = cls(layer)
+        return layer._room
 
     def grow(self, layer, length):
         """The layer holds so many tokens now."""
@@ -203,34 +255,29 @@ def _token(layer, x, **arguments):
     rotation = arguments.get("position_embeddings")
     if kv is None or rotation is None or not _is_plain(attention):
         return None
-    parts = layer.__dict__.get("_one_call")
-    if parts is None or not parts.are_as_they_were(layer):
-        parts = layer.__dict__["_one_call"] = _Parts(layer)
-        if not parts.are_as_they_were(layer):
-            return None
-    if parts.call is None:
+    parts = _parts(layer)
+    if parts is None:
         return None
     keys, (cos, sin) = kv.keys, rotation
     weights, dtype = [norm.weight for norm in parts.norms], x.dtype
-    for operand in (keys, kv.values, cos, sin, *weights):
-        if operand.dtype != dtype or not operand.is_cpu:
-            return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (keys, kv.values, cos, sin, *weights)):
+    operands = (keys, kv.values, cos, sin, *weights, *(module.weight for module, _, _ in parts.floats))
+    if any(t.dtype != dtype or not t.is_cpu for t in operands):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         return None
     batch, kv_heads, length, dim = keys.shape
     if (batch, kv_heads, dim) != parts.like_keys or kv.values.shape != keys.shape or not length:
         return None
     if cos.shape != (1, 1, dim) or sin.shape != cos.shape:
         return None
-    room = kv.__dict__.get("_dualgemm_room")
-    if room is None or not room.is_of(kv):
-        room = kv.__dict__["_dualgemm_room"] = _Room(kv, keys.shape)
+    room = _Room.of(kv)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    normed = torch.empty_like(out) if parts.mlp is None else None
     norms = [(weight, norm.variance_epsilon) for weight, norm in zip(weights, parts.norms)]
     follow(torch)
-    parts.call._run(x, norms, (cos, sin), attention.scaling, room.buffers, length, out)
+    parts.call._run(x, norms, (cos, sin), attention.scaling, room.buffers, length, out, normed)
     room.grow(kv, length + 1)
-    return out
+    return out if normed is None else out + layer.mlp(normed)
 
 
 def _cached(cache, attention):
@@ -241,7 +288,8 @@ def _cached(cache, attention):
     if attention.layer_idx >= len(cache.layers):
         return None
     layer = cache.layers[attention.layer_idx]
-    plain = type(layer) is kinds.DynamicLayer and "update" not in layer.__dict__ and layer.is_initialized
+    known = type(layer) in (kinds.DynamicLayer, _with_room(kinds.DynamicLayer))
+    plain = known and "update" not in layer.__dict__ and layer.is_initialized
     return layer if plain and layer.keys.dim() == 4 else None
 
 

@@ -10,7 +10,8 @@ import torch
 from . import _dualgemm, _torch
 from ._arrays import is_followed
 from ._ops import Experts, Linear, Mlp, Weights, floats
-from ._patch import DOWN, PatchReport, Plan, check_biases, is_theirs, opened, patch_model, unsupported
+from ._parallel import experts_of, rank_of, together
+from ._patch import DOWN, PatchReport, Plan, check_biases, is_known, opened, patch_model, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
@@ -36,22 +37,38 @@ class Packed(torch.nn.Module):
     #: True while a loader asks a model for the names of what it has yet to load.
     loading = False
 
-    def __init__(self, weights, operator, how, more=(), texts=()):
+    def __init__(self, weights, operator, how, more=(), texts=(), group=None, split=None):
         super().__init__()
-        self.weights = weights
+        self.weights, self.group, self.split = weights, group, split
         self._operator, self._how, self._more = operator, how, more
         self._handle, self._n = _torch.handle(weights), weights.shape[0]
         self._texts = texts
 
     def _compute(self, x, *routing):
+        # As torch's own linear layers.
+        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         # An operator of torch takes longer to call than a small layer to compute.
         if not x.is_cpu or is_followed(torch, x):
             return self._operator(x, self._handle, self._n, x.dtype, *routing, *self._texts)
         return floats(x, self.weights, None, None, self._how, self._more, routing)
 
+    def _summed(self, y):
+        """The sum over the ranks, where their parts are parts of a sum."""
+        if self.group is not None and self.split != "out":
+            torch.distributed.all_reduce(y, group=self.group)
+        return y
+
     def _names(self):
         """What is packed, for messages."""
         return repr(self.weights)
+
+    def part(self):
+        """What all ranks of a group have to say alike."""
+        return f"{self.extra_repr()}, split={self.split!r}"
+
+    def extra_repr(self):
+        return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
 
     def __reduce__(self):
         return _made_again, (type(self), *self._made_of())
@@ -124,7 +141,7 @@ class FloatExperts(torch.nn.Module):
         operands = (x, both, down, top_k_weights, *biases.values())
         ours = both.dtype in HALVES and both.is_cpu and x.is_cpu and x.dtype == both.dtype == down.dtype
         followed = any(is_followed(torch, t) for t in operands if t is not None)
-        if not ours or followed or implemented_elsewhere(self):
+        if not ours or followed or implemented_elsewhere(self) or torch.is_autocast_enabled("cpu"):
             return super().forward(hidden_states, top_k_index, top_k_weights)
 
         def product(x, part, expert):
@@ -146,7 +163,7 @@ def implemented_elsewhere(experts):
     """Whether a configuration names an implementation of experts that is not transformers' own."""
     functions = getattr(sys.modules.get("transformers.integrations.moe"), "ALL_EXPERTS_FUNCTIONS", {})
     name = getattr(getattr(experts, "config", None), "_experts_implementation", None)
-    return name in functions and not is_theirs(functions[name])
+    return name in functions and not is_known(functions[name])
 
 
 def _new_experts(theirs):
@@ -205,20 +222,36 @@ class DecodedWeight(torch.Tensor):
 class NVFP4Linear(Packed):
     """``x·Wᵀ + b`` with W, a :class:`dualgemm.Linear`, in 4 bits, where W was put. ``weight`` is W in floats for models that ask
     for it, a :class:`DecodedWeight`, where the layer comes from a checkpoint: ``source`` is that, the module's name in it and
-    the type of ``weight``."""
+    the type of ``weight``.
 
-    def __init__(self, weights, *, quantize_a=None, source=None):
+    With a process ``group`` of torch.distributed, the layer is this rank's part: ``split="out"`` has some of the features that go
+    out (column-parallel, as gate and up or queries), and says nothing to the others; ``split="in"`` takes some of those that go in
+    (row-parallel, as down), and sums the results over the ranks."""
+
+    def __init__(self, weights, *, quantize_a=None, source=None, split=None, group=None):
         texts = (_torch.quantize_a_text(quantize_a),)
-        super().__init__(weights, torch.ops.dualgemm.linear, (quantize_a,), texts=texts)
+        super().__init__(weights, torch.ops.dualgemm.linear, (quantize_a,), texts=texts, group=group, split=split)
         self.quantize_a, self.source = quantize_a, source
         self.out_features, self.in_features = weights.shape
 
     @classmethod
-    def from_checkpoint(cls, path, module, *, quantize_a=None, dtype=torch.bfloat16, **reading):
-        """A module of a checkpoint by its name; ``dtype`` is that of ``weight``."""
-        weights = Linear.from_checkpoint(path, module, **reading)
-        reading.pop("device", None)
-        return cls(weights, quantize_a=quantize_a, source=(opened(path, reading), module, dtype))
+    def from_checkpoint(
+        cls, path, module, *, quantize_a=None, dtype=torch.bfloat16, split=None, group=None, **reading
+    ):
+        """A module of a checkpoint by its name; ``dtype`` is that of ``weight``, which parts of a layer have not. ``group`` says
+        which part; all its ranks have to call this."""
+        if (group is None) != (split is None) or split not in (None, "out", "in"):
+            raise OperandError(f'split is {split!r}; with a group it is "out" or "in", without one None')
+        for key in reading.keys() & {"rank", "world"}:
+            raise TypeError(f"unexpected keyword argument '{key}'; a group says it")
+
+        def make():
+            weights = Linear.from_checkpoint(path, module, split=split, **rank_of(group), **reading)
+            reading.pop("device", None)
+            source = (opened(path, reading), module, dtype) if group is None else None
+            return cls(weights, quantize_a=quantize_a, source=source, split=split, group=group)
+
+        return together(group, make)
 
     @property
     def weight(self):
@@ -242,16 +275,14 @@ class NVFP4Linear(Packed):
         return super()._apply(fn, recurse)
 
     def forward(self, x):
-        return self._compute(x)
-
-    def extra_repr(self):
-        return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
+        return self._summed(self._compute(x))
 
     def _names(self):
         return self.weights.name
 
     def _made_of(self):
-        return (self.weights,), {"quantize_a": self.quantize_a, "source": self.source}
+        more = {"source": self.source, "split": self.split, "group": self.group}
+        return (self.weights,), {"quantize_a": self.quantize_a, **more}
 
 
 class NVFP4GatedMLP(Packed):
@@ -272,10 +303,9 @@ class NVFP4GatedMLP(Packed):
             how, more, texts = both(quantize_a), (), tuple(map(_torch.quantize_a_text, both(quantize_a)))
         else:
             operator, how, more, texts = torch.ops.dualgemm.swiglu, (quantize_a, None), (False,), (text, "", False)
-        super().__init__(weights, operator, how, more, texts)
+        super().__init__(weights, operator, how, more, texts, group)
         self.down_proj = down_proj
         self.quantize_a = quantize_a
-        self.group = group
 
     @classmethod
     def from_checkpoint(
@@ -287,28 +317,23 @@ class NVFP4GatedMLP(Packed):
         device = torch.device(device or "cpu")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        if group is not None:
-            rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-            reading = {"rank": rank, "world": world, **reading}
-        if device.type != "cuda" or unsupported(device) is None:
-            weights = Mlp.from_checkpoint(path, layer, device=device, **reading)
-            return cls(weights, quantize_a=quantize_a, group=group)
-        weights = Weights.from_checkpoint(path, layer, device=device, **reading)
-        down = _down(path, layer, weights, dtype, reading).to(device=device)
-        return cls(weights, down, quantize_a=quantize_a, group=group)
+        reading = {**rank_of(group), **reading}
+
+        def make():
+            if device.type != "cuda" or unsupported(device) is None:
+                weights = Mlp.from_checkpoint(path, layer, device=device, **reading)
+                return cls(weights, quantize_a=quantize_a, group=group)
+            weights = Weights.from_checkpoint(path, layer, device=device, **reading)
+            down = _down(path, layer, weights, dtype, reading).to(device=device)
+            return cls(weights, down, quantize_a=quantize_a, group=group)
+
+        return together(group, make)
 
     def forward(self, x):
         y = self._compute(x)
         if isinstance(self.weights, Weights) and self.down_proj is None:
             return y
-        if self.down_proj is not None:
-            y = self.down_proj(y)
-        if self.group is not None:
-            torch.distributed.all_reduce(y, group=self.group)
-        return y
-
-    def extra_repr(self):
-        return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
+        return self._summed(y if self.down_proj is None else self.down_proj(y))
 
     def _names(self):
         return " and ".join(self.weights.names)
@@ -320,30 +345,63 @@ class NVFP4GatedMLP(Packed):
 class NVFP4Experts(Packed):
     """A block of experts, :class:`dualgemm.Experts`, in the place of transformers' own: it takes tokens ``[tokens, K]``, the
     numbers of their experts and the weights of these. Where it is on the processor and the model on a GPU, tokens come and
-    results go back."""
+    results go back. With a process ``group`` of torch.distributed, each rank has some of the experts (``split="experts"``) or some
+    features of all (``split="features"``), takes all tokens, and the results are summed over the ranks."""
 
-    def __init__(self, weights, *, quantize_a=None):
+    def __init__(self, weights, *, quantize_a=None, split=None, group=None):
         how = both(quantize_a)
         texts = tuple(map(_torch.quantize_a_text, how))
-        super().__init__(weights, torch.ops.dualgemm.experts, how, (False,), texts)
+        super().__init__(weights, torch.ops.dualgemm.experts, how, (False,), texts, group, split)
         self.quantize_a = quantize_a
         self.num_experts = weights.count
         self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
 
     @classmethod
-    def from_checkpoint(cls, path, layer=None, *, quantize_a=None, **reading):
-        """The routed experts of a layer of a checkpoint; see :meth:`dualgemm.Experts.from_checkpoint`."""
-        return cls(Experts.from_checkpoint(path, layer, **reading), quantize_a=quantize_a)
+    def from_checkpoint(cls, path, layer=None, *, quantize_a=None, split=None, group=None, **reading):
+        """The routed experts of a layer of a checkpoint; see :meth:`dualgemm.Experts.from_checkpoint`. ``group`` says which part,
+        of the experts unless ``split="features"``; all its ranks have to call this."""
+        if split not in ((None,) if group is None else (None, "experts", "features")):
+            raise OperandError(f'split is {split!r}; with a group it is "experts" or "features", without one None')
+        split = "experts" if group is not None and split is None else split
+
+        def make():
+            of, number, held = {}, layer, path
+            if split == "experts":
+                how = {key: reading.pop(key) for key in list(reading) if key not in ("device", "router_weights")}
+                held = opened(path, how)
+                here, number, of["count"] = experts_of(held, layer, group)
+                of["experts"] = here
+            else:
+                of = rank_of(group)
+            weights = Experts.from_checkpoint(held, number, **of, **reading)
+            return cls(weights, quantize_a=quantize_a, split=split, group=group)
+
+        return together(group, make)
+
+    def part(self):
+        w = self.weights
+        of = f"{w.count} experts {list(w.shape)} with {w.hidden} features between, {w.formats}, {w.activation}"
+        return f"{of}, quantize_a={self.quantize_a!r}, split={self.split!r}"
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         tokens = (t.to(self._place) for t in (hidden_states, top_k_index, top_k_weights))
-        return self._compute(*tokens).to(hidden_states.device)
-
-    def extra_repr(self):
-        return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
+        # Under autocast, too, a mixture has the type of its tokens.
+        return self._summed(self._compute(*tokens).to(hidden_states.device, hidden_states.dtype))
 
     def _made_of(self):
-        return (self.weights,), {"quantize_a": self.quantize_a}
+        return (self.weights,), {"quantize_a": self.quantize_a, "split": self.split, "group": self.group}
+
+
+class NVFP4SortedExperts(NVFP4Experts):
+    """Llama 4's block of experts: it is given all tokens for each expert in turn, times the router's weight, which is 0 where it chose
+    others."""
+
+    def forward(self, hidden_states):
+        ids = torch.arange(self.num_experts, dtype=torch.int32, device=hidden_states.device)
+        ids = ids.repeat_interleave(len(hidden_states) // self.num_experts)
+        # Without biases, nothing becomes of 0.
+        ids = torch.where(hidden_states.any(-1), ids, -1)[:, None]
+        return super().forward(hidden_states, ids, torch.ones_like(ids, dtype=torch.float32))
 
 
 def both(quantize_a):

@@ -1,42 +1,127 @@
-//! `DecoderLayer`: one token through a whole decoder layer, whose products are all in 4 bits, in one call.
+//! `DecoderLayer`: one token through a whole decoder layer in one call; or up to its MLP, where that is a module that Python calls.
 
 use std::sync::Mutex;
 
-use dualgemm::cpu::CpuOptions;
 use dualgemm::cpu::token::{LayerDesc, Norm, Token, TokenLayer};
+use dualgemm::cpu::{self, CpuOptions};
 use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
-use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, MlpDesc, OutFormat, OutputMut, QuantizeA};
-use dualgemm::{AnyDesc, AnyPlan, AnyRunner, Error, Target};
+use dualgemm::gemm::{AFormat, AOperand, OutFormat, OutputMut, QuantizeA};
+use dualgemm::{AnyDesc, AnyRunner, Error, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Dtype};
 use crate::destination::output;
 use crate::error::{Kind, facade};
+use crate::float_linear::{self, FloatLinear};
 use crate::linear::Linear;
 use crate::mlp::Mlp;
+use crate::operand::floats;
 use crate::packed::Packed;
 use crate::runners::{self, Problem, Waiting};
 
-/// A layer and its products of one row: queries, keys, values, what follows attention; and the MLP.
+/// A product of one row, by weights in 4 bits or in floats.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there are five of a layer, compared at each call")]
+enum Desc {
+    Packed(AnyDesc),
+    Floats(float_linear::Shape),
+}
+
+impl Desc {
+    /// As many threads as it is worth.
+    fn runner(&self, options: CpuOptions) -> Result<Runner, Error> {
+        let target = |small: bool| {
+            let threads = if small { Some(1) } else { options.threads };
+            Target::Cpu(CpuOptions { threads, ..options })
+        };
+        Ok(match self {
+            Self::Packed(desc) => Runner::Packed(desc.runner(&target(runners::is_small(desc)))?),
+            Self::Floats(shape) => Runner::Floats(shape.runner(&target(runners::is_small(shape)))?),
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Packed(desc) => desc.bytes(),
+            Self::Floats(shape) => shape.bytes(),
+        }
+    }
+
+    fn multiplications(&self) -> Option<usize> {
+        match self {
+            Self::Packed(desc) => desc.multiplications(),
+            Self::Floats(shape) => shape.multiplications(),
+        }
+    }
+}
+
+enum Runner {
+    Packed(AnyRunner),
+    Floats(cpu::FloatLinear),
+}
+
+/// What a product multiplies by.
+enum Operand<'a> {
+    Packed(&'a Packed),
+    Floats(FloatMatrix<'a>, Option<&'a [f32]>),
+}
+
+impl Runner {
+    fn run(&mut self, a: &AOperand<'_>, by: &Operand<'_>, c: OutputMut<'_>) -> Result<(), Error> {
+        match (self, by, a) {
+            (Self::Packed(runner), Operand::Packed(w), a) => {
+                runner.run(a, &w.weights, None, (c, false)).map(drop)
+            }
+            (Self::Floats(runner), Operand::Floats(w, bias), AOperand::Float(a)) => {
+                Ok(runner.run(a, w, *bias, c)?)
+            }
+            _ => Err(misfit("a product", "weights of another kind", "those it was planned for")),
+        }
+    }
+}
+
+fn misfit(tensor: &str, found: &str, expected: &str) -> Error {
+    let [tensor, found, expected] = [tensor, found, expected].map(String::from);
+    Error::Gemm(dualgemm::gemm::Error::Operand { tensor, found, expected })
+}
+
+/// Writes what enters the MLP for the caller, whose MLP it is; to the layer the MLP is 0.
+fn hand_over(a: &AOperand<'_>, y: OutputMut<'_>, to: Option<&mut OutputMut<'_>>) -> Result<(), Error> {
+    fn copy<T: Copy + Default>(a: &Matrix<'_, T>, y: &mut [T], to: &mut [T]) -> bool {
+        y.fill(T::default());
+        let fits = to.len() == a.cols();
+        if fits {
+            to.copy_from_slice(a.row(0));
+        }
+        fits
+    }
+    let done = match (a, y, to) {
+        (AOperand::Float(FloatMatrix::F32(a)), OutputMut::F32(y), Some(OutputMut::F32(to))) => copy(a, y, to),
+        (AOperand::Float(FloatMatrix::F16(a)), OutputMut::F16(y), Some(OutputMut::F16(to))) => copy(a, y, to),
+        (AOperand::Float(FloatMatrix::Bf16(a)), OutputMut::Bf16(y), Some(OutputMut::Bf16(to))) => {
+            copy(a, y, to)
+        }
+        _ => false,
+    };
+    if done {
+        Ok(())
+    } else {
+        Err(misfit("normed", "missing or another", "an array like x, which the MLP reads"))
+    }
+}
+
+/// A layer and its products: queries, keys, values, what follows attention; and the MLP, if it is part of the call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Shape {
     layer: LayerDesc,
-    linears: [DualGemmDesc; 4],
-    mlp: MlpDesc,
-}
-
-impl Shape {
-    fn products(&self) -> [AnyDesc; 5] {
-        let [q, k, v, o] = self.linears.map(AnyDesc::Product);
-        [q, k, v, o, AnyDesc::Mlp(self.mlp)]
-    }
+    products: [Option<Desc>; 5],
 }
 
 /// What computes it.
 struct Runners {
     layer: TokenLayer,
-    products: [AnyRunner; 5],
+    products: Vec<Option<Runner>>,
 }
 
 impl Problem for Shape {
@@ -47,13 +132,11 @@ impl Problem for Shape {
             Target::Cpu(options) => *options,
             _ => CpuOptions::default(),
         };
-        let product = |desc: AnyDesc| {
-            let threads = if runners::is_small(&desc) { Some(1) } else { options.threads };
-            AnyPlan::new(&desc, &Target::Cpu(CpuOptions { threads, ..options }))?.runner()
-        };
-        let [q, k, v, o, mlp] = self.products();
-        let products = [product(q)?, product(k)?, product(v)?, product(o)?, product(mlp)?];
-        Ok(Runners { layer: TokenLayer::new(&self.layer, options)?, products })
+        let products = self.products.iter().map(|desc| desc.map(|desc| desc.runner(options)).transpose());
+        Ok(Runners {
+            layer: TokenLayer::new(&self.layer, options)?,
+            products: products.collect::<Result<_, _>>()?,
+        })
     }
 
     fn waiting() -> &'static Mutex<Vec<Waiting<Self>>> {
@@ -62,19 +145,44 @@ impl Problem for Shape {
     }
 
     fn bytes(&self) -> usize {
-        self.products().iter().map(Problem::bytes).sum()
+        self.products.iter().flatten().map(Desc::bytes).sum()
     }
 
     fn multiplications(&self) -> Option<usize> {
-        self.products().iter().map(Problem::multiplications).sum()
+        self.products.iter().flatten().map(Desc::multiplications).sum()
+    }
+}
+
+/// The weights of a linear layer.
+#[derive(FromPyObject)]
+pub enum Weights {
+    Packed(Py<Linear>),
+    Floats(Py<FloatLinear>),
+}
+
+impl Weights {
+    fn shape(&self, py: Python<'_>) -> (usize, usize) {
+        match self {
+            Self::Packed(linear) => linear.bind(py).as_super().get().shape,
+            Self::Floats(linear) => linear.get().shape,
+        }
+    }
+
+    fn desc(&self, a: AFormat, out: OutFormat) -> Desc {
+        match self {
+            Self::Packed(linear) => {
+                Desc::Packed(AnyDesc::Product(linear.get().desc(1, a, out, QuantizeA::No)))
+            }
+            Self::Floats(linear) => Desc::Floats(linear.get().of_rows(1)),
+        }
     }
 }
 
 /// The weights of a layer's products.
 #[pyclass(module = "dualgemm", frozen)]
 pub struct DecoderLayer {
-    linears: [Py<Linear>; 4],
-    mlp: Py<Mlp>,
+    linears: [Weights; 4],
+    mlp: Option<Py<Mlp>>,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -89,14 +197,14 @@ impl DecoderLayer {
     #[new]
     fn new(
         py: Python<'_>,
-        linears: [Py<Linear>; 4],
-        mlp: Py<Mlp>,
+        linears: [Weights; 4],
+        mlp: Option<Py<Mlp>>,
         heads: usize,
         head_dim: usize,
     ) -> PyResult<Self> {
-        let [q, k, v, o] = linears.each_ref().map(|linear| linear.bind(py).as_super().get().shape);
-        let y = packed(&mlp, py).shape;
+        let [q, k, v, o] = linears.each_ref().map(|linear| linear.shape(py));
         let (hidden, of_queries) = (q.1, heads * head_dim);
+        let y = mlp.as_ref().map_or((hidden, hidden), |mlp| packed(mlp, py).shape);
         let fits = head_dim > 0 && k.0.is_multiple_of(head_dim) && q.0 == of_queries;
         if !fits || [k, v, o, y] != [(k.0, hidden), (k.0, hidden), (hidden, of_queries), (hidden, hidden)] {
             return Err(Kind::Operand.raise(format!(
@@ -109,7 +217,8 @@ impl DecoderLayer {
 
     /// Computes a token. `norms` are those before attention and before the MLP, and of queries and keys in families that have them;
     /// `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, where `len` tokens
-    /// are there.
+    /// are there. Without an MLP, `out` is what it is added to, and `normed` what it reads.
+    #[pyo3(signature = (x, norms, rotation, scale, cache, len, out, normed = None))]
     #[allow(clippy::too_many_arguments, reason = "Python passes them one by one")]
     fn _run(
         &self,
@@ -121,6 +230,7 @@ impl DecoderLayer {
         cache: [Bound<'_, PyAny>; 2],
         len: usize,
         out: &Bound<'_, PyAny>,
+        normed: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let x = Array::on_cpu("x", x)?;
         let norms = norms.into_iter().map(|(weight, eps)| Ok((Array::on_cpu("a norm", &weight)?, eps)));
@@ -128,12 +238,15 @@ impl DecoderLayer {
         let [cos, sin] = [Array::on_cpu("cos", &rotation[0])?, Array::on_cpu("sin", &rotation[1])?];
         let [mut keys, mut values] = [Array::on_cpu("keys", &cache[0])?, Array::on_cpu("values", &cache[1])?];
         let mut out = Array::on_cpu("out", out)?;
+        let mut normed = normed.map(|normed| Array::on_cpu("normed", normed)).transpose()?;
         let read = [&x, &cos, &sin].into_iter().chain(norms.iter().map(|(weight, _)| weight));
         let read: Vec<_> = read.map(Array::extent).collect();
-        let written = [keys.extent(), values.extent(), out.extent()];
+        let written: Vec<_> = [&keys, &values, &out].into_iter().chain(&normed).map(Array::extent).collect();
         for (i, one) in written.iter().enumerate() {
             if written[..i].iter().chain(&read).any(|other| one.start < other.end && other.start < one.end) {
-                return Err(Kind::Operand.raise("keys, values and out: share memory with another operand"));
+                return Err(
+                    Kind::Operand.raise("keys, values, out and normed: share memory with another operand")
+                );
             }
         }
         let room = keys.shape.len().checked_sub(2).map_or(0, |at| keys.shape[at]);
@@ -156,12 +269,34 @@ impl DecoderLayer {
             len,
             out: output("out", &mut out)?,
         };
-        let (shape, weights) = (self.shape(py, token.x.float_type()), self.weights(py));
+        let mut normed = normed.as_mut().map(|normed| output("normed", normed)).transpose()?;
+        let shape = self.shape(py, token.x.float_type());
+        let arrays = self.linears.iter().filter_map(|linear| match linear {
+            Weights::Packed(_) => None,
+            Weights::Floats(linear) => Some(Array::on_cpu("w", linear.get().weight.bind(py))),
+        });
+        let arrays = arrays.collect::<PyResult<Vec<_>>>()?;
+        let mut in_floats = arrays.iter().map(|array| floats("w", array));
+        let linears = self.linears.iter().map(|linear| {
+            Ok(match linear {
+                Weights::Packed(linear) => Operand::Packed(linear.bind(py).as_super().get()),
+                Weights::Floats(linear) => {
+                    let w =
+                        in_floats.next().transpose()?.ok_or_else(|| Kind::Operand.raise("w: is missing"))?;
+                    Operand::Floats(w, linear.get().bias.as_deref())
+                }
+            })
+        });
+        let mlp = self.mlp.as_ref().map(|mlp| Ok(Operand::Packed(packed(mlp, py))));
+        let weights = linears.chain(mlp).collect::<PyResult<Vec<_>>>()?;
         runners::run(py, shape, &Target::default(), |runners| {
             let Runners { layer, products } = runners;
             layer.run(token, |part, a: &AOperand<'_>, c: OutputMut<'_>| {
                 let at = part as usize;
-                products[at].run(a, &weights[at].weights, None, (c, false)).map(drop)
+                match &mut products[at] {
+                    Some(product) => product.run(a, &weights[at], c),
+                    None => hand_over(a, c, normed.as_mut()),
+                }
             })
         })
     }
@@ -230,22 +365,19 @@ fn packed<'a>(mlp: &'a Py<Mlp>, py: Python<'a>) -> &'a Packed {
 }
 
 impl DecoderLayer {
-    /// In the order of [`Part`].
-    fn weights<'a>(&'a self, py: Python<'a>) -> [&'a Packed; 5] {
-        let [q, k, v, o] = self.linears.each_ref().map(|linear| linear.bind(py).as_super().get());
-        [q, k, v, o, packed(&self.mlp, py)]
-    }
-
     fn shape(&self, py: Python<'_>, float: FloatType) -> Shape {
         let (a, out) = match float {
             FloatType::F32 => (AFormat::F32, OutFormat::F32),
             FloatType::F16 => (AFormat::F16, OutFormat::F16),
             FloatType::Bf16 => (AFormat::Bf16, OutFormat::Bf16),
         };
-        let linears = self.linears.each_ref().map(|linear| linear.get().desc(1, a, out, QuantizeA::No));
-        let mlp = self.mlp.bind(py).as_super().get().facts.desc(1, a, out, [QuantizeA::No; 2]);
+        let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.desc(a, out)));
+        let mlp = self.mlp.as_ref().map(|mlp| {
+            let facts = &mlp.bind(py).as_super().get().facts;
+            Desc::Packed(AnyDesc::Mlp(facts.desc(1, a, out, [QuantizeA::No; 2])))
+        });
         let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
-        Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, linears, mlp }
+        Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, products: [q, k, v, o, mlp] }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::runners::{self, Problem, Waiting};
 
 /// Rows of A that a run has room for, and N and K of the weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Shape {
+pub struct Shape {
     m: usize,
     n: usize,
     k: usize,
@@ -50,9 +50,17 @@ impl Problem for Shape {
 /// Weights `[N, K]` in floats and a bias. They stay in the array that they come from.
 #[pyclass(module = "dualgemm", frozen)]
 pub struct FloatLinear {
-    weight: Py<PyAny>,
-    bias: Option<Vec<f32>>,
-    shape: (usize, usize),
+    pub weight: Py<PyAny>,
+    pub bias: Option<Vec<f32>>,
+    pub shape: (usize, usize),
+}
+
+impl FloatLinear {
+    /// The problem of `m` rows.
+    pub fn of_rows(&self, m: usize) -> Shape {
+        let (n, k) = self.shape;
+        Shape { m, n, k }
+    }
 }
 
 #[pymethods]
@@ -99,7 +107,7 @@ impl FloatLinear {
             return Err(Kind::Operand.raise(message));
         }
         out.check(&source, a.rows(), w.rows())?;
-        let shape = Shape { m: a.rows(), n: w.rows(), k: w.cols() };
+        let shape = self.of_rows(a.rows());
         let c = out.output()?;
         let target = Target::Cpu(CpuOptions::default());
         runners::run(py, shape, &target, |runner| Ok(runner.run(a, &w, self.bias.as_deref(), c)?))

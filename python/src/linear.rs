@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::destination::Destination;
-use crate::error::facade;
+use crate::error::{Kind, facade};
 use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{LayerOptions, device_target};
@@ -43,24 +43,45 @@ impl Linear {
 
 #[pymethods]
 impl Linear {
-    /// A module of a checkpoint by its name.
+    /// A module of a checkpoint by its name; of `world` ranks, `rank`'s part of the features that go `"out"` or `"in"`.
     #[staticmethod]
-    #[pyo3(signature = (path, module, **keywords))]
+    #[pyo3(signature = (path, module, *, split = None, **keywords))]
     fn from_checkpoint(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         module: &Bound<'_, PyAny>,
+        split: Option<&str>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<Self>> {
         let (options, name) = (LayerOptions::of_module(keywords)?, module.extract::<String>()?);
+        if !matches!((split, options.world), (Some("out" | "in"), _) | (None, 1)) {
+            let found = split.map_or("missing".into(), |split| format!("`{split}`"));
+            let message = format!("split is {found}; of {} ranks it says \"out\" or \"in\"", options.world);
+            return Err(Kind::Argument.raise(message));
+        }
         let parts = options.with_checkpoint(py, path, |checkpoint| {
-            let (linear, input_scale) = linear_of(checkpoint.linear(&name)?);
+            let (whole, input_scale) = linear_of(checkpoint.linear(&name)?);
+            let (rank, world) = (options.rank, options.world);
+            let linear = match split {
+                _ if world == 1 => whole,
+                Some("out") => {
+                    let weight = whole.weight.shard_rows(rank, world)?.into_owned();
+                    let (n, bias) = (weight.rows(), whole.bias);
+                    Operand { bias: bias.map(|bias| bias[rank * n..][..n].to_vec().into()), weight }
+                }
+                _ => {
+                    let weight = whole.weight.shard_k(rank, world)?.into_owned();
+                    Operand { weight, bias: whole.bias.filter(|_| rank == 0) }
+                }
+            };
             let parts = pack(&linear, input_scale, &options.target)?;
             checkpoint.files().release_pages();
             Ok(parts)
         })?;
         let this = Self::make(py, parts, options.target)?;
-        Packed::came_from(this.bind(py), path, Some(module), of_keywords(py, keywords)?)?;
+        let origin = of_keywords(py, keywords)?;
+        origin.set_item("split", split)?;
+        Packed::came_from(this.bind(py), path, Some(module), origin)?;
         Ok(this)
     }
 

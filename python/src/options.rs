@@ -89,11 +89,11 @@ impl LayerOptions {
         Self { layer, activation: None, reading: None, rank: 0, world: 1, target: Target::default() }
     }
 
-    /// Of a module by name, which no number and no rank goes with.
+    /// Of a module by name, which no number goes with.
     pub fn of_module(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         for key in keywords.into_iter().flat_map(|keywords| keywords.keys()) {
             let key: String = key.extract()?;
-            if matches!(key.as_str(), "expert" | "shared_expert" | "rank" | "world" | "activation") {
+            if matches!(key.as_str(), "expert" | "shared_expert" | "activation") {
                 return Err(PyTypeError::new_err(format!("unexpected keyword argument '{key}'")));
             }
         }

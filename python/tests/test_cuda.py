@@ -187,13 +187,16 @@ class Block(torch.nn.Module):
         super().__init__()
         self.self_attn = torch.nn.ModuleDict({"k_proj": torch.nn.Linear(576, 192, bias=False)})
         linear = lambda k, n: torch.nn.Linear(k, n, bias=False)
-        self.mlp = torch.nn.ModuleDict(
-            {"gate_proj": linear(576, 1536), "up_proj": linear(576, 1536), "down_proj": linear(1536, 576)}
-        )
-        for name, child in self.mlp.items():
-            setattr(self.mlp, name, child)
-        for name, child in self.self_attn.items():
-            setattr(self.self_attn, name, child)
+        self.mlp = GatedMlp(linear)
+
+
+class GatedMlp(torch.nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = linear(576, 1536), linear(576, 1536), linear(1536, 576)
+
+    def forward(self, x):
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def test_models_on_a_card_are_patched_whole_and_compile(path, x):
@@ -203,6 +206,7 @@ def test_models_on_a_card_are_patched_whole_and_compile(path, x):
     model.model = torch.nn.Module()
     model.model.layers = torch.nn.ModuleList([Block()])
     in_floats = nn.patch_model(copy.deepcopy(model).cuda(), path).left
+    assert len(in_floats) == 4
     assert all("float32 on cuda:0, where float16 and bfloat16 are multiplied" in why for why in in_floats.values())
     report = nn.patch_model(model.cuda().bfloat16(), path)
     assert set(report.replaced.values()) == {"linear layers", "MLPs"} and not report.left

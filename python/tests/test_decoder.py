@@ -139,7 +139,7 @@ def train(model):
     (lambda model: hook(model.model.layers[1].self_attn), [True, False]),
     (lambda model: hook(model.model.layers[1].mlp), [True, False]),
     (lambda model: model.model.layers[1].input_layernorm.register_forward_pre_hook(lambda module, a: None), [True, False]),
-    (replace, [True, False]),
+    (replace, [True, True]),
     (of_its_own, [True, False]),
     (train, [False, False]),
     (lambda model: model.set_attn_implementation("eager"), [False, False]),
@@ -198,6 +198,104 @@ def test_hidden_states_are_those_of_the_modules_close(patched, calls, monkeypatc
     by_modules(monkeypatch)
     for ours, theirs in zip(ours, states(), strict=True):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_hooks_of_transformers_are_passed_by_after_their_call(patched, calls):
+    model = patched()
+    cache = decode(model)[1]
+    model(IDS[:, :1], output_hidden_states=True, output_attentions=True)
+    parts = model.model.layers[0]._one_call
+    assert any(m._forward_hooks for m in model.model.layers[0].modules())
+    calls.clear()
+    step(model, cache, 5)
+    assert calls == [True, True] and model.model.layers[0]._one_call is parts
+    # One of somebody's own is called.
+    hook(model.model.layers[0].self_attn)
+    calls.clear()
+    step(model, cache, 6)
+    step(model, cache, 7)
+    assert calls == [False, True] * 2 and model.model.layers[0]._one_call is parts
+
+
+@pytest.mark.parametrize("name", ["NVFP4Linear.forward", "NVFP4GatedMLP.forward", "Packed._compute"])
+def test_modules_of_ours_that_somebody_changes_are_called(patched, calls, monkeypatch, name):
+    model = patched()
+    cache = decode(model)[1]
+    kind, function = name.split(".")
+    theirs = getattr(getattr(nn, kind), function)
+    monkeypatch.setattr(getattr(nn, kind), function, lambda self, *args: 0 * theirs(self, *args))
+    calls.clear()
+    step(model, cache, 5)
+    assert calls == [False, False]
+
+
+def qwen3_moe():
+    """With a mixture, and a layer that has none."""
+    more = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
+    return transformers.Qwen3MoeConfig(**SMALL, intermediate_size=96, **more)
+
+
+def mixtral():
+    return transformers.MixtralConfig(**SMALL, intermediate_size=96, num_local_experts=4, sliding_window=None)
+
+
+@pytest.mark.parametrize("dtype,close", [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
+@pytest.mark.parametrize("config", [qwen3_moe, mixtral])
+def test_a_mixture_is_called_after_the_rest_of_its_layer_close(patched, calls, monkeypatch, config, dtype, close):
+    model = patched(config, dtype)
+    ours, cache = decode(model)
+    assert calls[2:] == [True] * 2 * (IDS.shape[1] - 9)
+    by_modules(monkeypatch)
+    theirs, want = decode(model)
+    assert (ours - theirs).abs().max() < close * theirs.abs().max()
+    assert (cache.layers[1].values - want.layers[1].values).abs().max() < close * want.layers[1].values.abs().max()
+
+
+@pytest.fixture(scope="module")
+def attention_in_16_bits(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mixed")
+    dualgemm.quantize_model(saved(qwen3(), path / "floats"), path / "q", skip=["self_attn"])
+    model = load(path / "floats", torch.bfloat16)
+    report = nn.patch_model(model, path / "q")
+    assert report.replaced["model.layers.0.self_attn.q_proj"] == "linear layers in 16 bits" and report.layers == 2
+    return model
+
+
+def test_attention_in_16_bits_is_part_of_the_call_close(attention_in_16_bits, calls, monkeypatch):
+    model, count = copy.deepcopy(attention_in_16_bits), IDS.shape[1] - 9
+    ours = decode(model)[0]
+    assert calls[2:] == [True] * 2 * count
+    by_modules(monkeypatch)
+    theirs = decode(model)[0]
+    assert (ours - theirs).abs().max() < 0.15 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("change", [
+    lambda linear: linear.weight.data.mul_(2),
+    lambda linear: setattr(linear.weight, "data", 2 * linear.weight.data),
+    lambda linear: setattr(linear, "weight", torch.nn.Parameter(2 * linear.weight.data)),
+])  # fmt: skip
+def test_weights_in_16_bits_that_change_are_seen_close(attention_in_16_bits, calls, monkeypatch, change):
+    model = copy.deepcopy(attention_in_16_bits)
+    before = decode(model)[0]
+    change(model.model.layers[0].self_attn.o_proj)
+    calls.clear()
+    ours = decode(model)[0]
+    assert all(calls[2:])
+    by_modules(monkeypatch)
+    theirs = decode(model)[0]
+    assert (ours - theirs).abs().max() < 0.15 * theirs.abs().max() < 2 * (ours - before).abs().max()
+
+
+def test_gradients_of_weights_in_16_bits_are_not_lost(attention_in_16_bits, calls):
+    model = attention_in_16_bits
+    cache = decode(model)[1]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("q_proj" in name)
+    calls.clear()
+    with pytest.raises(dualgemm.UnsupportedError, match="has no derivative"):
+        model(IDS[:, :1], cache=cache).logits.sum().backward()
+    assert calls == [False, False]
 
 
 def test_a_compiled_model_has_its_modules(patched, calls):
@@ -261,6 +359,18 @@ def test_a_cache_that_others_change_is_followed_exact(patched, calls):
     calls.clear()
     with torch.no_grad():
         assert model(torch.tensor([[7], [8]]), cache=cache).logits.shape[0] == 2 and not any(calls)
+
+
+def test_saved_caches_and_copies_hold_their_tokens_alone(patched, tmp_path):
+    cache = decode(patched())[1]
+    held = cache.layers[0].keys
+    assert held.untyped_storage().nbytes() > held.nbytes
+    torch.save(cache, tmp_path / "cache")
+    saved = torch.load(tmp_path / "cache", weights_only=False)
+    for other in (saved, copy.deepcopy(cache), copy.copy(cache.layers[0])):
+        layer = getattr(other, "layers", [other])[0]
+        assert type(layer) is transformers.cache_utils.DynamicLayer and torch.equal(layer.keys, held)
+        assert layer.keys.untyped_storage().nbytes() == layer.values.untyped_storage().nbytes() == held.nbytes
 
 
 def test_copies_of_a_model_have_their_own_norms(patched, calls):

@@ -205,3 +205,27 @@ def test_formats_of_others_stay_with_them():
     mine = auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"]
     hf.register()
     assert auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is mine
+
+
+def test_experts_of_llama_4_take_all_tokens_for_each_close(tmp_path):
+    """ModelOpt keeps them in two tensors, in and out the other way round."""
+    more = {"intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    floats, path = made(tmp_path, transformers.Llama4TextConfig(**SMALL, **more), "modelopt")
+    model, file = load(path), load_file(path / "model.safetensors")
+    assert "1 blocks of 4 experts" in repr(model.dualgemm_report) and not model.dualgemm_report.unused
+    block, theirs = (m.model.layers[1].feed_forward.experts for m in (model, load(floats)))
+    assert type(block) is nn.NVFP4SortedExperts
+    for part in ("gate_up_proj", "down_proj"):
+        name = f"model.layers.1.feed_forward.experts.{part}"
+        codes, scales = (file[n].mT.contiguous() for n in (name, f"{name}_weight_scale"))
+        scale = float(file[f"{name}_weight_scale_2"])
+        each = [dualgemm.dequantize(dualgemm.Quantized(c, s, scale)) for c, s in zip(codes, scales)]
+        getattr(theirs, part).data = torch.stack(each).mT
+    x = torch.randn(4 * 6, 64)
+    x[::2] = 0
+    with torch.no_grad():
+        got, want = block(x), theirs(x)
+        assert (got - want).norm() < 1e-5 * want.norm() and not got[::2].any()
+    patched = load(floats)
+    nn.patch_model(patched, path)
+    assert torch.equal(patched(IDS).logits, model(IDS).logits)

@@ -342,3 +342,72 @@ def test_models_without_memory_of_their_own_are_patched_from_a_skeleton(tiny):
     x = torch.randn(2, 64)
     want = dualgemm.mlp(x, dualgemm.Mlp.from_checkpoint(tiny / "q", 1))
     assert torch.equal(model.model.layers[1].mlp(x), want)
+
+
+def test_models_in_float32_stay_on_a_card(tiny, monkeypatch):
+    """Which no card is needed for: nothing is packed."""
+    from dualgemm import _patch
+
+    monkeypatch.setattr(_patch.Plan, "device", lambda self, name, weight: torch.device("cuda", 0))
+    monkeypatch.setattr(_patch, "unsupported", lambda device: None)
+    report = nn.patch_model(load(tiny / "floats"), tiny / "q")
+    assert "MLPs" not in str(report)
+    mlps = [name for name in report.left if "mlp" in name]
+    assert mlps and all("float32 on cuda:0, where float16" in report.left[name] for name in mlps)
+
+
+def test_what_a_card_computes_is_asked_while_transformers_builds_without_memory():
+    from dualgemm import _patch
+
+    with torch.device("meta"):
+        assert _patch.unsupported.__wrapped__("sim:sm_90a") is None
+
+
+@pytest.mark.parametrize("config", [llama, qwen3_moe])
+def test_autocast_is_followed_as_by_torchs_layers(tmp_path, config):
+    floats = saved(config(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    model, x = load(floats), torch.randn(3, 64)
+    nn.patch_model(model, tmp_path / "q")
+    linear = model.model.layers[0].self_attn.q_proj
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        got = linear(x)
+        assert got.dtype == torch.bfloat16 and torch.equal(got, linear(x.bfloat16()))
+        assert torch.equal(torch.compile(linear, fullgraph=True, backend="aot_eager")(x), got)
+        assert linear(x.double().float()).dtype == torch.bfloat16
+        mlp = model.model.layers[1].mlp
+        assert type(mlp) is nn.NVFP4GatedMLP and mlp(x).dtype == torch.bfloat16
+        logits = model(torch.arange(12)[None]).logits
+    assert logits.dtype == torch.bfloat16
+    with torch.no_grad():
+        want = model(torch.arange(12)[None]).logits
+    assert rel_l2(logits.float(), want) < 0.1
+
+
+def test_experts_follow_autocast_and_keep_the_type_of_tokens(tmp_path):
+    floats = saved(qwen3_moe(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    dualgemm.quantize_model(floats, tmp_path / "in_floats", skip=["experts"])
+    x, ids, weights = torch.randn(5, 64), torch.tensor([[0, 3]] * 5), torch.rand(5, 2)
+    for path, kind in (("q", nn.NVFP4Experts), ("in_floats", nn.FloatExperts)):
+        model = load(floats, torch.bfloat16)
+        theirs = copy.deepcopy(model.model.layers[0].mlp.experts)
+        nn.patch_model(model, tmp_path / path)
+        experts = model.model.layers[0].mlp.experts
+        assert isinstance(experts, kind)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            got, want = experts(x, ids, weights), theirs(x, ids, weights)
+        assert got.dtype == want.dtype == torch.float32
+        if kind is nn.FloatExperts:
+            assert torch.equal(got, want)
+        else:
+            with torch.no_grad():
+                assert torch.equal(got, experts(x.bfloat16(), ids, weights).float())
+
+
+def test_linear_layers_in_16_bits_are_mapped_over_a_dimension_exact():
+    linear = nn.FloatLinear.of(torch.nn.Linear(32, 16).bfloat16())
+    x = torch.randn(3, 4, 32).bfloat16()
+    theirs = torch.nn.Linear(32, 16).bfloat16()
+    theirs.load_state_dict(linear.state_dict())
+    assert torch.equal(torch.func.vmap(linear)(x), torch.func.vmap(theirs)(x))

@@ -1,6 +1,7 @@
 """Linear layers, whole MLPs and mixtures of experts against the formula on dequantized weights, in f64."""
 
 import json
+import pickle
 import shutil
 import struct
 import threading
@@ -151,6 +152,18 @@ def test_ranks_of_an_mlp_add_up_close(path, hidden, world):
     assert rel_l2(sum(dualgemm.mlp(hidden.astype(np.float32), w) for w in parts), whole) < 1e-6
 
 
+def test_parts_of_a_linear_layer_are_features_out_or_terms_of_the_sum(path, hidden):
+    x, name = hidden.astype(np.float32), "model.layers.0.self_attn.k_proj"
+    part = lambda split, rank: dualgemm.Linear.from_checkpoint(path, name, split=split, rank=rank, world=4)
+    whole = dualgemm.linear(x, dualgemm.Linear.from_checkpoint(path, name))
+    out = [dualgemm.linear(x, part("out", rank)) for rank in range(4)]
+    assert np.array_equal(np.concatenate(out, 1), whole)
+    into = [dualgemm.linear(x[:, 144 * rank : 144 * (rank + 1)], part("in", rank)) for rank in range(4)]
+    assert rel_l2(sum(into), whole) < 1e-6
+    again = pickle.loads(pickle.dumps(part("in", 3)))
+    assert np.array_equal(dualgemm.linear(x[:, 432:], again), into[3])
+
+
 def test_an_mlp_of_tensors_with_biases_and_another_width_out_close():
     t = mlp_of(48, 64, 80, biases=True)
     w = dualgemm.Mlp.from_tensors(**t)
@@ -242,8 +255,10 @@ def test_weights_that_do_not_belong_together_are_refused(path):
         dualgemm.Experts.from_tensors([{**good, "down": nan}])
     with pytest.raises(dualgemm.CheckpointError, match="model.norm"):
         dualgemm.Linear.from_checkpoint(path, "model.norm")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
-        dualgemm.Linear.from_checkpoint(path, "model.layers.0.mlp.down_proj", rank=0)
+    with pytest.raises(dualgemm.ArgumentError, match='split is missing; of 2 ranks it says "out" or "in"'):
+        dualgemm.Linear.from_checkpoint(path, "model.layers.0.mlp.down_proj", rank=0, world=2)
+    with pytest.raises(dualgemm.ArgumentError, match='split is `rows`; of 1 ranks it says "out" or "in"'):
+        dualgemm.Linear.from_checkpoint(path, "model.layers.0.mlp.down_proj", split="rows")
     for wrong, call in (("Linear or an array of floats", dualgemm.linear), ("Mlp", dualgemm.mlp)):
         with pytest.raises(TypeError, match=f"w is a Weights; a dualgemm.{wrong} is needed"):
             call(np.ones((1, 576), np.float32), dualgemm.Weights.from_checkpoint(path))

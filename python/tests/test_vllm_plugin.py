@@ -1,4 +1,4 @@
-"""The vLLM plugin against stand-ins of the interfaces that it uses, and against vLLM's own layers where it is installed.
+"""The vLLM plugin against stand-ins of the interfaces that it uses; test_vllm_models.py has vLLM itself.
 
 The stand-ins hold what vLLM's own modules promise (vllm/model_executor/layers/quantization/modelopt.py): a config whose
 ``get_quant_method`` gives a method per layer, parameters ``weight`` ``[2n, k/2]``, ``weight_scale`` ``[2n, k/16]``,
@@ -313,81 +313,3 @@ def test_other_mixtures_are_left_with_the_reason(vllm, more, why, log):
     assert layer.processed and hasattr(layer, "w13_weight") and layer.quant_method.get_fused_moe_quant_config(layer) is not None
     assert torch.equal(layer.quant_method.apply(layer, torch.ones(1, K), None, None, None, None), torch.full((1, K), 7.0))
     assert log("INFO") == [f"dualgemm leaves mixtures of experts to vLLM: {why}"]
-
-
-# ---- vLLM itself
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """vLLM on one rank of the processor, the plugin registered. vLLM chooses kernels of linear layers by card; it has none
-    for processors, so its emulation is named."""
-    pytest.importorskip("vllm", reason="vllm is not installed")
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
-    from vllm.model_executor.kernels.linear import register_linear_kernel
-    from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        pytest.skip("vllm runs on a card here")
-    register_linear_kernel(EmulationNvFp4LinearKernel, current_platform._enum, "nvfp4")
-    vllm_plugin.register()
-    with set_current_vllm_config(VllmConfig()):
-        store = tmp_path_factory.mktemp("store") / "store"
-        init_distributed_environment(1, 0, f"file://{store}", 0, backend="gloo")
-        initialize_model_parallel(1, 1)
-        yield
-    cleanup_dist_env_and_memory()
-
-
-MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*down_proj*"]}
-
-
-@pytest.mark.parametrize("algo", ["NVFP4", "W4A16_NVFP4"])
-@pytest.mark.parametrize("module,name", vllm_plugin.MLPS)
-def test_an_mlp_of_the_installed_vllm_loads_and_computes_exact(installed, pair, module, name, algo, monkeypatch):
-    import importlib
-
-    from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
-    from vllm.model_executor.layers.quantization import get_quantization_config, modelopt
-
-    # Weight-only kernels are for cards too.
-    monkeypatch.setattr(modelopt, "init_nvfp4_linear_kernel", lambda **_: EmulationNvFp4LinearKernel(None))
-    cls = getattr(importlib.import_module(module), name)
-    config = get_quantization_config("dualgemm").from_config({**MODELOPT, "quant_algo": algo})
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        mlp = cls(K, N, "silu", quant_config=config, prefix=f"model.{name}.{algo}.mlp")
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-    # As vLLM's loader does: each parameter by its own weight_loader, gate as shard 0, up as shard 1.
-    layer = mlp.gate_up_proj
-    for shard, q in enumerate(pair):
-        layer.weight.weight_loader(layer.weight, q.codes, shard)
-        scales = q.scales.view(torch.uint8).view(torch.float8_e4m3fn)
-        layer.weight_scale.weight_loader(layer.weight_scale, scales, shard)
-        layer.weight_scale_2.weight_loader(layer.weight_scale_2, torch.tensor(q.global_scale), shard)
-        layer.input_scale.weight_loader(layer.input_scale, torch.tensor(STATIC), shard)
-    down = torch.randn(K, N).bfloat16()
-    mlp.down_proj.weight.data.copy_(down)
-    for part in (layer, mlp.down_proj):
-        part.quant_method.process_weights_after_loading(part)
-
-    x = torch.randn(5, K).bfloat16()
-    w = dualgemm.Weights.from_tensors(gate=pair[0], up=pair[1])
-    c = dualgemm.swiglu(x, w, quantize_a=STATIC if algo == "NVFP4" else None)
-    assert torch.equal(mlp(x), torch.nn.functional.linear(c, down))
-
-
-def test_the_installed_vllm_gives_the_method_precedence(installed):
-    from vllm.model_executor.layers import quantization
-
-    # vLLM asks in this order, and the first that answers is taken.
-    built_in = set(quantization.QuantizationMethods.__args__)
-    custom = [name for name in quantization.QUANTIZATION_METHODS if name not in built_in]
-    assert "dualgemm" in custom
-    config = quantization.get_quantization_config("dualgemm")
-    assert config.override_quantization_method(MODELOPT, "dualgemm", hf_config=None) == "dualgemm"
-    assert config.override_quantization_method(MODELOPT, None, hf_config=None) is None

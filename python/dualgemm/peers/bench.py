@@ -90,6 +90,7 @@ def row(subject, shape, a_format, limits, timing, rel_l2):
     moved = m * k * (2.0 if a_format == "f16" else 0.5625) + 2 * n * k * 0.5625 + 2.0 * m * n
     result = {
         **subject,
+        "op": "gate-up",
         "m": m,
         "n": n,
         "k": k,

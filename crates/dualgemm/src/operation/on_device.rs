@@ -131,7 +131,7 @@ impl Launchers {
             }
             _ => return Err(Error::NotOnGpu),
         };
-        let desc = describe(call.m.next_power_of_two().max(16));
+        let desc = describe(call.m.next_power_of_two());
         let runner = self.runner(Key { desc, target, stream }, weights)?;
         let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise; a runner is for one stream.

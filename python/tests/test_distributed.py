@@ -1,0 +1,157 @@
+"""Parts of layers on the ranks of a process group: two and three processes over gloo, against one. Skipped, visibly, where torch
+is missing."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import dualgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+
+K, N, EXPERTS = 96, 192, 5
+
+#: What each rank runs: `check(group, rank, world, path)` of this file by name; what it returns is written down.
+RUN = """
+import json, sys, torch
+sys.path.insert(0, {tests!r})
+import test_distributed as tests
+rank, world = int(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[3] + "/store", rank=rank, world_size=world)
+said = getattr(tests, sys.argv[4])(torch.distributed.group.WORLD, rank, world, sys.argv[3])
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+open(f"{{sys.argv[3]}}/said.{{rank}}", "w").write(json.dumps(said))
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A layer with biases, an MLP and a mixture, quantized as ModelOpt does."""
+    values = torch.Generator().manual_seed(0)
+    matrix = lambda rows, columns: torch.randn(rows, columns, generator=values) / columns**0.5
+    of_mlp = {"gate_proj": (N, K), "up_proj": (N, K), "down_proj": (K, N)}
+    state = {f"model.layers.0.mlp.{part}.weight": matrix(*shape) for part, shape in of_mlp.items()}
+    for e in range(EXPERTS):
+        state |= {f"model.layers.1.mlp.experts.{e}.{part}.weight": matrix(*shape) for part, shape in of_mlp.items()}
+    state["model.layers.0.self_attn.q_proj.weight"] = matrix(N, K)
+    state["model.layers.0.self_attn.q_proj.bias"] = torch.randn(N, generator=values)
+    state["model.layers.0.self_attn.o_proj.weight"] = matrix(K, N)
+    state["model.layers.0.self_attn.o_proj.bias"] = torch.randn(K, generator=values)
+    (tmp_path / "floats").mkdir()
+    safetensors.save_file(state, tmp_path / "floats" / "model.safetensors")
+    config = {"model_type": "qwen3_moe", "hidden_act": "silu", "architectures": ["Qwen3MoeForCausalLM"]}
+    (tmp_path / "floats" / "config.json").write_text(json.dumps(config))
+    dualgemm.quantize_model(tmp_path / "floats", tmp_path / "q")
+    return tmp_path
+
+
+def on_ranks(world, check, path):
+    """What a function of this file returns on each of so many ranks."""
+    program = RUN.format(tests=str(pathlib.Path(__file__).parent))
+    arguments = lambda rank: [sys.executable, "-c", program, str(rank), str(world), str(path), check.__name__]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [subprocess.Popen(arguments(r), stderr=subprocess.PIPE, text=True, env=environment) for r in range(world)]
+    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert not any(rank.returncode for rank in ranks), "\n".join(errors)
+    return [json.loads((path / f"said.{rank}").read_text()) for rank in range(world)]
+
+
+def close(got, want):
+    return float((got - want).norm() / want.norm())
+
+
+def parts_add_up(group, rank, world, path):
+    from dualgemm import nn
+
+    q, errors = f"{path}/q", {}
+    x = torch.randn(7, K, generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(-1, EXPERTS, (7, 2), generator=torch.Generator().manual_seed(2))
+    weights = torch.rand(7, 2, generator=torch.Generator().manual_seed(3))
+    name = "model.layers.0.self_attn."
+    for quantize_a in (None, 0.02):
+        alone, ours = (
+            [
+                nn.NVFP4Linear.from_checkpoint(q, f"{name}q_proj", quantize_a=quantize_a, **out),
+                nn.NVFP4Linear.from_checkpoint(q, f"{name}o_proj", quantize_a=quantize_a, **into),
+                nn.NVFP4GatedMLP.from_checkpoint(q, 0, quantize_a=quantize_a, group=of),
+                *(nn.NVFP4Experts.from_checkpoint(q, 1, quantize_a=quantize_a, group=of, **how) for how in mixtures),
+            ]
+            for of, out, into, mixtures in (
+                (None, {}, {}, [{}] * 2),
+                (group, {"split": "out", "group": group}, {"split": "in", "group": group}, [{}, {"split": "features"}]),
+            )
+        )
+        own = slice(rank * N // world, (rank + 1) * N // world)
+        hidden = alone[0](x)
+        # The two as attention has them: what is split on the way out goes into the other as it is.
+        errors[f"out {quantize_a}"] = close(ours[0](x), hidden[:, own])
+        errors[f"in {quantize_a}"] = close(ours[1](hidden[:, own]), alone[1](hidden))
+        errors[f"mlp {quantize_a}"] = close(ours[2](x), alone[2](x))
+        for how, one, part in zip(("experts", "features"), alone[3:], ours[3:]):
+            errors[f"{how} {quantize_a}"] = close(part(x, ids, weights), one(x, ids, weights))
+    held = [ours[2].weights.hidden, ours[0].weights.shape[0], ours[1].weights.shape[1], len(ours[3].weights.here)]
+    return {"errors": errors, "held": held, "summed": torch.equal(*(ours[3](x, ids, weights) for _ in range(2)))}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_parts_on_ranks_add_up_to_the_whole_close(path, world):
+    said = on_ranks(world, parts_add_up, path)
+    for one in said:
+        # Sums in f32, in another order. Of 4-bit activations the scales are the same.
+        assert max(one["errors"].values()) < 1e-5, one["errors"]
+        assert one["held"][:3] == [N // world] * 3 and one["summed"]
+    experts = [one["held"][3] for one in said]
+    assert sum(experts) == EXPERTS and max(experts) - min(experts) <= 1
+
+
+def what_does_not_divide(group, rank, world, path):
+    from dualgemm import nn
+
+    q, name = f"{path}/q", "model.layers.0.self_attn."
+    attempts = {
+        "in": lambda: nn.NVFP4Linear.from_checkpoint(q, f"{name}q_proj", split="in", group=group),
+        "out": lambda: nn.NVFP4Linear.from_checkpoint(q, f"{name}o_proj", split="out", group=group),
+        "mlp": lambda: nn.NVFP4GatedMLP.from_checkpoint(q, 0, group=group),
+        "features": lambda: nn.NVFP4Experts.from_checkpoint(q, 1, split="features", group=group),
+        "experts": lambda: nn.NVFP4Experts.from_checkpoint(q, 1, group=group),
+        "layer": lambda: nn.NVFP4Experts.from_checkpoint(q, 7, group=group),
+        "split": lambda: nn.NVFP4Linear.from_checkpoint(q, f"{name}q_proj", group=group),
+        "another": lambda: nn.NVFP4Linear.from_checkpoint(q, f"{name}{'o' if rank else 'q'}_proj", split="out", group=group),
+        "scale": lambda: nn.NVFP4GatedMLP.from_checkpoint(q, 0, quantize_a=0.1 + rank, group=group),
+        "one": lambda: nn.NVFP4GatedMLP.from_checkpoint(q if rank != 1 else f"{path}/nowhere", 0, group=group),
+    }
+    said = {}
+    for what, attempt in attempts.items():
+        try:
+            attempt()
+        except dualgemm.Error as error:
+            said[what] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def test_what_does_not_divide_is_named_on_each_rank(path):
+    name = "model.layers.0.self_attn."
+    for rank, one in enumerate(on_ranks(7, what_does_not_divide, path)):
+        assert f"{name}q_proj.weight: K = {K} cannot be split over 7 ranks" in one["in"]
+        assert f"{name}o_proj.weight: {K} rows cannot be split evenly over 7 ranks" in one["out"]
+        assert f"the down projection of layer 0: K = {N} cannot be split over 7 ranks" in one["mlp"]
+        assert f"the down projection of layer 1: K = {N} cannot be split over 7 ranks" in one["features"]
+        assert 'layer 1 has 5 experts for 7 ranks; each needs one, or a part of all, by split="features"' in one["experts"]
+        assert "layer: is 7" in one["layer"] and "has experts in 1" in one["layer"]
+        assert 'split is None; with a group it is "out" or "in"' in one["split"]
+
+
+def test_ranks_that_disagree_are_named_on_each_rank(path):
+    for rank, one in enumerate(on_ranks(2, what_does_not_divide, path)):
+        assert one.keys() == {"layer", "split", "another", "scale", "one"}
+        assert "q_proj" in one["another"] and "o_proj" in one["another"] and "parts of one layer are needed" in one["another"]
+        assert "quantize_a=0.1" in one["scale"] and "quantize_a=1.1" in one["scale"]
+        assert "nowhere" in one["one"] and ("rank 1 of 2 has no part" in one["one"]) == (rank == 0)
