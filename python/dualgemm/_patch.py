@@ -24,6 +24,11 @@ GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj
 DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
 #: Layers whose model takes them apart: Mamba's time step, and DeepSeek's indexer.
 READ = {"dt_proj", "weights_proj"}
+#: ``forward`` of a linear layer: torch's, and one that says the same.
+PLAIN = {
+    ("Linear.forward", "torch.nn.modules.linear"),
+    ("FalconLinear.forward", "transformers.models.falcon.modeling_falcon"),
+}
 #: What follows ffn_gate, ffn_up and ffn_down in GGUF, where all modules of a layer begin with its name.
 GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 
@@ -121,7 +126,8 @@ def of_its_own(module):
             return "has hooks, which its replacement would not call"
         if "forward" in vars(part):
             return "has a forward of its own"
-        own_class = type(part).forward is not torch.nn.Linear.forward or hasattr(part, "parametrizations")
+        forward = getattr(type(part).forward, "__qualname__", None), getattr(type(part).forward, "__module__", None)
+        own_class = forward not in PLAIN or hasattr(part, "parametrizations")
         if isinstance(part, torch.nn.Linear) and own_class:
             return f"{'has' if name else 'is'} a {type(part).__name__}, which may do more than a linear layer"
     return None

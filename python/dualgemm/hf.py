@@ -11,6 +11,7 @@ loaded by transformers. ``save_pretrained`` writes the tensors that were read. N
 
 import pathlib
 import re
+import zlib
 
 import torch
 from safetensors import safe_open
@@ -56,6 +57,18 @@ def _types(files):
 
 def _same(value, read):
     return value.shape == read.shape and torch.equal(value.cpu(), read.to(value.dtype))
+
+
+def _as_read(model, names):
+    """Those of the files' tensors that the model has as they are, by the model's names."""
+    modules = in_model(model, {name.rpartition(".")[0] for name in names})
+    tensors = [(*modules[name.rpartition(".")[0]], name) for name in names]
+    return {normal(f"{to[0]}.{name.rpartition('.')[2]}"): name for to, as_it_is, name in tensors if as_it_is}
+
+
+def _digest(value):
+    """Of what transformers makes of several tensors, which no file has to compare with."""
+    return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 class Config(QuantizationConfigMixin):
@@ -122,11 +135,12 @@ class Quantizer(HfQuantizer):
         known = {m: rf"^{re.escape(m)}\b" for m in (*self.checkpoint.modules(), *packed)}
         expected = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = expected | set(known.values())
-        used = [pattern for module, pattern in known.items() if module not in report.unused]
-        self._refuse_other_types(model, checkpoint_files, re.compile("|".join(used)))
+        left = {normal(name): why for name, why in report.left.items()}
+        used = [pattern for module, pattern in known.items() if module not in report.unused and normal(module) not in left]
+        self._refuse_other_types(model, checkpoint_files, re.compile("|".join(used) or "(?!)"), left)
         self._refuse_missing(model)
 
-    def _refuse_other_types(self, model, files, known):
+    def _refuse_other_types(self, model, files, known, left):
         """transformers would take numbers of other formats for values, without their scales."""
         floats = {normal(name) for name, value in model.state_dict().items() if value.is_floating_point()}
         for name, dtype in _types(files):
@@ -137,7 +151,7 @@ class Quantizer(HfQuantizer):
             if floats.isdisjoint(normal(name) for target in targets for name in (target, f"{target}.{last}")):
                 continue
             if {module, name} & set(self.checkpoint.modules()):
-                why = "in 4 bits, and what the model makes of it is not computed by dualgemm"
+                why = f"in 4 bits, and {left.get(normal(module), 'what the model makes of it is not computed by dualgemm')}"
             else:
                 why = f"{dtype}; dualgemm.hf loads layers in NVFP4 and floats of 16, 32 and 64 bits"
             raise CheckpointError(f"{self.checkpoint.path}: {name} is {why}")
@@ -162,24 +176,32 @@ class Quantizer(HfQuantizer):
         del model._adjust_missing_and_unexpected_keys
         # What is saved has the files' names already.
         model._weight_conversions = []
+        as_read = _as_read(model, [name for name, dtype in _types(self.checkpoint._paths()) if dtype in FLOATS])
+        made = {name: value for name, value in self._state(model).items() if normal(name) not in as_read}
+        self.digests = {name: _digest(value) for name, value in made.items() if not value.is_meta}
         return model
+
+    def _state(self, model):
+        set_loading(model, True)
+        state = model.state_dict()
+        set_loading(model, False)
+        return state
 
     def get_state_dict_and_metadata(self, model):
         from safetensors.torch import load_file
 
-        set_loading(model, True)
-        now = {normal(name): value for name, value in model.state_dict().items()}
-        set_loading(model, False)
+        now = self._state(model)
         state = {}
         for file in self.checkpoint._paths():
             state.update(load_file(file))
-        for module, (targets, as_it_is) in in_model(model, {name.rpartition(".")[0] for name in state}).items():
-            for name in (f"{module}.weight", f"{module}.bias") if as_it_is else ():
-                value = now.get(normal(f"{targets[0]}.{name.rpartition('.')[2]}"))
-                if name in state and value is not None and not _same(value, state[name]):
-                    raise UnsupportedError(
-                        f"{name}: is no longer what was read; save_pretrained writes the tensors of {self.checkpoint.path}"
-                    )
+        as_read = _as_read(model, [name for name, value in state.items() if value.is_floating_point()])
+        for name, value in now.items():
+            held, digest = as_read.get(normal(name)), self.digests.get(name)
+            changed = not _same(value, state[held]) if held else digest is not None and _digest(value) != digest
+            if changed:
+                raise UnsupportedError(
+                    f"{name}: is no longer what was read; save_pretrained writes the tensors of {self.checkpoint.path}"
+                )
         return state, {}
 
     def is_serializable(self):

@@ -222,7 +222,7 @@ class DecodedWeight(torch.Tensor):
 class NVFP4Linear(Packed):
     """``x·Wᵀ + b`` with W, a :class:`dualgemm.Linear`, in 4 bits, where W was put. ``weight`` is W in floats for models that ask
     for it, a :class:`DecodedWeight`, where the layer comes from a checkpoint: ``source`` is that, the module's name in it and
-    the type of ``weight``.
+    the type of ``weight`` and ``bias``.
 
     With a process ``group`` of torch.distributed, the layer is this rank's part: ``split="out"`` has some of the features that go
     out (column-parallel, as gate and up or queries), and says nothing to the others; ``split="in"`` takes some of those that go in
@@ -267,6 +267,16 @@ class NVFP4Linear(Packed):
             return w.to(device, dtype)
 
         return DecodedWeight(read, self.weights.shape, dtype, device)
+
+    @property
+    def bias(self):
+        if self.source is None:
+            raise AttributeError("bias")
+        if not self.weights.has_bias:
+            return None
+        w = self.weight
+        # What is added to nothing.
+        return self._compute(torch.zeros(self.in_features, dtype=w.dtype, device=w.device))
 
     def _apply(self, fn, recurse=True):
         if self.source is not None:

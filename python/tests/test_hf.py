@@ -2,11 +2,13 @@
 
 import copy
 import json
+import re
 
 import pytest
 from conftest import dequantized
 from test_fit import changed, mixtral
 from test_model import SMALL, llama, load, log_probabilities, on_dequantized, qwen3_moe, saved
+from test_model_experts import gpt_oss
 
 import dualgemm
 
@@ -158,6 +160,42 @@ def test_a_change_that_would_not_be_saved_is_refused(tmp_path):
     model.resize_token_embeddings(112)
     with pytest.raises(dualgemm.UnsupportedError, match="weight: is no longer what was read"):
         model.save_pretrained(tmp_path / "again")
+
+
+def falcon():
+    sizes = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return transformers.FalconConfig(**sizes, ffn_hidden_size=128, new_decoder_architecture=True, num_kv_heads=2, bias=True)
+
+
+@pytest.mark.parametrize("config,skip,parameter", [
+    (gpt_oss, [], "model.layers.0.self_attn.sinks"),
+    (mixtral, ["experts"], "model.layers.1.mlp.experts.down_proj"),
+])  # fmt: skip
+def test_a_changed_parameter_of_any_name_is_not_saved_as_it_was(tmp_path, config, skip, parameter):
+    floats = saved(config(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", skip=skip)
+    model = load(tmp_path / "q")
+    value = model.get_parameter(parameter)
+    with torch.no_grad():
+        first = value.flatten()[0].clone()
+        value.flatten()[0] += 1
+    with pytest.raises(dualgemm.UnsupportedError, match=f"{re.escape(parameter)}: is no longer what was read"):
+        model.save_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        value.flatten()[0] = first
+    model.save_pretrained(tmp_path / "again")
+
+
+def test_falcons_own_linear_layer_is_one_and_others_are_refused_by_name_close(tmp_path, monkeypatch):
+    floats, path = made(tmp_path, falcon(), "modelopt")
+    model = load(path)
+    layer = model.transformer.h[0].self_attention.dense
+    assert isinstance(layer, nn.NVFP4Linear) and layer.bias.shape == (64,) and layer.bias.any()
+    want = on_dequantized(load(floats), dequantized(path / "model.safetensors"))
+    assert (log_probabilities(model, IDS) - log_probabilities(want, IDS)).abs().max() < 1e-3
+    monkeypatch.setattr("dualgemm._patch.PLAIN", set())
+    with pytest.raises(dualgemm.CheckpointError, match="weight is in 4 bits, and is a FalconLinear, which may do more"):
+        load(path)
 
 
 FOUR, EIGHT = ({"weights": {"num_bits": bits, "type": "float"}} for bits in (4, 8))

@@ -104,8 +104,8 @@ impl Vector for __m512 {
     }
 }
 
-/// Tables of [`Vector::widen`]. `vpermw` looks at the low five bits of an index, of which a code takes four and the significand of a
-/// scale three.
+/// Tables of [`Vector::widen`]. `vpermw` looks at the low five bits of an index; a code has four and the significand of a scale
+/// three.
 mod widening {
     use super::SCALE_EXPONENT;
 
