@@ -63,14 +63,17 @@ const ANYWHERE: &[(&str, Kept)] = &[
     ("mm_projector", Kept::Modality),
     ("embed", Kept::Embedding),
     ("embd", Kept::Embedding),
+    ("pos_emb", Kept::Embedding),
     ("conv", Kept::Convolution),
     ("norm", Kept::Norm),
+    ("lm_head", Kept::Head),
 ];
 /// The last part of a module's name.
 const LAST: &[(&str, Kept)] = &[
     ("wte", Kept::Embedding),
     ("wpe", Kept::Embedding),
-    ("lm_head", Kept::Head),
+    ("shared", Kept::Embedding),
+    ("relative_attention_bias", Kept::Embedding),
     ("output_layer", Kept::Head),
     ("proj_out", Kept::Head),
     ("shared_expert_gate", Kept::Router),
@@ -111,6 +114,7 @@ pub fn kept(module: &str) -> Option<Kept> {
     let last = module.rsplit('.').next().unwrap_or(module);
     let whole = match module {
         "output" => Some(Kept::Head),
+        "transformer.w" => Some(Kept::Embedding),
         _ => module.starts_with("mtp.").then_some(Kept::Prediction),
     };
     let anywhere = || ANYWHERE.iter().find(|(text, _)| module.contains(text)).map(|(_, kept)| *kept);
@@ -119,9 +123,11 @@ pub fn kept(module: &str) -> Option<Kept> {
     whole.or_else(anywhere).or_else(router).or_else(at_end)
 }
 
-/// The module of a float tensor that is the weight of a linear layer: two-dimensional and `….weight`, or named without a dot.
+/// The module of a float tensor that is the weight of a linear layer: two-dimensional and `….weight`, or named without a dot
+/// and no bias.
 pub fn linear_weight<'n>(tensor: &'n str, dtype: Dtype, shape: &[usize]) -> Option<&'n str> {
-    let module = tensor.strip_suffix(".weight").or_else(|| (!tensor.contains('.')).then_some(tensor))?;
+    let alone = || (!tensor.contains('.') && !tensor.ends_with("bias")).then_some(tensor);
+    let module = tensor.strip_suffix(".weight").or_else(alone)?;
     let linear = dtype.is_float() && shape.len() == 2;
     linear
         .then_some(module)
@@ -172,8 +178,15 @@ mod tests {
             ("model.embed_tokens", Some(Kept::Embedding)),
             ("transformer.wte", Some(Kept::Embedding)),
             ("token_embd", Some(Kept::Embedding)),
+            ("shared", Some(Kept::Embedding)),
+            ("model.shared", Some(Kept::Embedding)),
+            ("model.layers.0.mlp.shared.up_proj", None),
+            ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias", Some(Kept::Embedding)),
+            ("encoder.layers.0.attn.rel_pos_emb", Some(Kept::Embedding)),
+            ("transformer.w", Some(Kept::Embedding)),
             ("lm_head", Some(Kept::Head)),
             ("language_model.lm_head", Some(Kept::Head)),
+            ("lm_head.dense", Some(Kept::Head)),
             ("output", Some(Kept::Head)),
             ("blk.0.attn_output", None),
             ("encoder.layer.0.attention.output", None),
@@ -214,6 +227,7 @@ mod tests {
             ("a.experts.gate_up_proj", &[4, 16]),
             ("model.embed_tokens.weight", &[4, 16]),
             ("a.conv1d.weight", &[4, 1, 4]),
+            ("final_logits_bias", &[1, 16]),
         ] {
             assert_eq!(of(name, shape), None, "{name}");
         }

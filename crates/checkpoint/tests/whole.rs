@@ -285,6 +285,22 @@ fn what_cannot_be_written_whole_is_refused_and_nothing_written() {
     let mut f = model("llama");
     f.config.as_mut().unwrap()["rope_parameters"]["rope_type"] = json!("longrope");
     refused(&f, "rope_parameters.rope_type` of the model's configuration is \"longrope\"; valid is default");
+    let yarn = |more: Value| {
+        let mut rope = json!({ "rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0,
+            "original_max_position_embeddings": 64 });
+        rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        rope
+    };
+    for (more, found) in [
+        (json!({ "truncate": false }), "truncate` of the model's configuration is false"),
+        (json!({ "mscale": 0.7 }), "mscale` of the model's configuration is 0.7"),
+    ] {
+        f.config.as_mut().unwrap()["rope_parameters"] = yarn(more);
+        refused(
+            &f,
+            &format!("rope_parameters.{found}; valid is left out: only YaRN's own numbers are written"),
+        );
+    }
     let mut f = model("llama");
     f.config.as_mut().unwrap()["num_hidden_layers"] = json!(0);
     refused(&f, "`num_hidden_layers` of the model's configuration is 0; valid is a positive number");

@@ -252,7 +252,7 @@ fn divisor(scale: GlobalScale, tensor: &str) -> Result<f32, Error> {
 }
 
 /// Names of the modules that stay in float: two-dimensional weights, experts that are one parameter, and the output head,
-/// which may be tied to the embedding and so have no tensor of its own.
+/// which may be tied to the embedding and so have no tensor of its own. Readers take a name for all modules below it.
 fn float_modules(model: &Model<'_>) -> Vec<String> {
     let mut names: BTreeSet<String> = model
         .others
@@ -266,7 +266,7 @@ fn float_modules(model: &Model<'_>) -> Vec<String> {
         })
         .map(str::to_owned)
         .collect();
-    if !model.linears.iter().any(|l| l.module == "lm_head") {
+    if !model.linears.iter().any(|l| l.module == "lm_head" || l.module.starts_with("lm_head.")) {
         names.insert("lm_head".into());
     }
     names.into_iter().collect()

@@ -144,11 +144,13 @@ impl Hparams {
                 self.entries.push(("rope.scaling.factor", GgufValue::F32(number("factor")? as f32)));
                 if name == "yarn" {
                     let odd = ["attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"];
-                    if let Some(key) = odd.iter().find(|key| rope.get(**key).is_some_and(|v| !v.is_null())) {
-                        let key = format!("rope_parameters.{key}");
+                    let is_odd = |key: &&&str| rope.get(**key).is_some_and(|v| !v.is_null());
+                    // llama.cpp rounds the ends of the ramp, as transformers does unless told not to.
+                    let exact = rope.get("truncate").is_some_and(|v| v == false).then_some(&"truncate");
+                    if let Some(key) = odd.iter().find(is_odd).or(exact) {
                         return Err(read.fault(
-                            &key,
-                            rope.get(&key),
+                            &format!("rope_parameters.{key}"),
+                            rope.get(*key),
                             "left out: only YaRN's own numbers are written",
                         ));
                     }
