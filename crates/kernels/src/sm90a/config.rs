@@ -151,10 +151,11 @@ impl Config {
     /// Registers of a producer thread and of a consumer thread after `setmaxnreg`.
     ///
     /// Measured limits: a 24-register producer spills, and the sum over all warps must fit what the CTA got at
-    /// entry (registers at entry × threads), or the kernel hangs.
+    /// entry (registers at entry × threads), or the kernel hangs. Consumers of 64 tokens need 106.
     pub fn registers(&self) -> (u32, u32) {
         let at_entry = (REGISTERS / self.ctas_per_sm.max(1) / self.threads() / 8 * 8).min(MOST_REGISTERS);
-        let producer = if self.k_groups > 1 || self.ctas_per_sm > 1 { 32 } else { 40 };
+        let producer =
+            if self.consumers() == 4 || self.k_groups > 1 || self.ctas_per_sm > 1 { 32 } else { 40 };
         let left = at_entry * (self.consumers() + 1) - producer;
         (producer, (left / self.consumers().max(1) / 8 * 8).min(MOST_REGISTERS))
     }
@@ -211,9 +212,8 @@ impl Config {
                 RULES.check("K blocks of a stage, one for each K group", self.blocks_per_stage, each)
             }
         }?;
-        // 32 registers of fragments, and about 40 of everything else; what stream-K knows of a tile takes a few more.
-        let others = if variant.scheduler == Scheduler::StreamK { 80 } else { 72 };
-        let largest = (self.registers().1.saturating_sub(others) * 2).clamp(16, 256);
+        // 32 registers of fragments, and about 48 of everything else.
+        let largest = (self.registers().1.saturating_sub(80) * 2).clamp(16, 256);
         // CTAs that split K finish half of the tokens each.
         let tokens = Valid::multiple(8 * self.k_split, largest);
         RULES.check("tokens of the tile, their sums in registers", self.tokens, tokens)?;
