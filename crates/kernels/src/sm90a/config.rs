@@ -88,7 +88,7 @@ impl Config {
 
     /// The configurations worth having: measured best somewhere, each for a range of tokens (see
     /// `benchmarks/record/`).
-    pub const MENU: [Config; 22] = [
+    pub const MENU: [Config; 28] = [
         Config::new(1, 8, 4, 10, 4),
         Config::new(1, 16, 4, 10, 4),
         // Weights read far ahead hold up a kernel that expands A meanwhile: fewer of them where A is nvfp4.
@@ -102,13 +102,19 @@ impl Config {
         Config::new(1, 32, 4, 8, 4).split_k(),
         Config::new(1, 64, 3, 6, 3).split_k(),
         Config::new(2, 8, 2, 10, 1).two_per_sm(),
+        Config::new(2, 8, 4, 5, 1).two_per_sm(),
         Config::new(2, 16, 2, 8, 1).two_per_sm(),
         Config::new(4, 8, 2, 6, 1),
         Config::new(4, 16, 2, 6, 1),
+        Config::new(4, 16, 4, 4, 1),
+        Config::new(4, 32, 4, 3, 1),
+        Config::new(4, 64, 4, 3, 1),
         Config::new(4, 64, 2, 4, 1),
         Config::new(2, 128, 2, 4, 1).split_k(),
         Config::new(2, 128, 2, 4, 1),
+        Config::new(2, 128, 2, 5, 1),
         Config::new(3, 128, 2, 4, 1).split_k(),
+        Config::new(3, 128, 1, 9, 1).split_k(),
         Config::new(3, 128, 2, 4, 1),
         Config::new(2, 256, 2, 3, 1).split_k(),
         Config::new(2, 256, 1, 5, 1),
