@@ -277,6 +277,17 @@ fn k_groups_close() {
 }
 
 #[test]
+fn every_end_in_three_turns_of_the_ring_close() {
+    // The loop's body is one turn, or two where a turn is odd.
+    let configs = [Config::new(2, 8, 2, 2, 1), Config::new(2, 8, 1, 3, 1), Config::new(1, 8, 2, 3, 2)];
+    for config in configs {
+        for blocks in 1..=3 * (config.stages * config.blocks_per_stage) as usize + 1 {
+            check(config, silu(), (3, 32, 64 * blocks));
+        }
+    }
+}
+
+#[test]
 fn every_activation_close() {
     for activation in Activation::EXAMPLES {
         check_on(&simulator(), D, Variant::new(activation.program()), activation, (2, 32, 128), 1);

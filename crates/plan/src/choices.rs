@@ -14,7 +14,7 @@ use dualgemm_gemm::DualGemmDesc;
 use crate::plan::ChosenBy;
 use crate::{Error, Gpu};
 
-/// Measurements on an H100, as the tuner wrote them, and on an H200 those of the kernel for few rows.
+/// Measurements on an H100, as the tuner wrote them, and on an H200 those of kernels that came later.
 const SHIPPED: [&str; 2] = [include_str!("../tuned/h100.json"), include_str!("../tuned/h200.json")];
 
 /// One measurement: a kernel of a strategy on a problem.

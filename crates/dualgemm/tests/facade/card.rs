@@ -199,6 +199,7 @@ fn ten_thousand_replays_with_changing_contents_give_the_same_bits_exact() {
         ("warpwise", 2),
         ("warpwise", 16),
         ("decode", 16),
+        ("decode", 64),
         ("stream-k", 64),
         ("fused", 130),
         ("fused-epilogue", 130),

@@ -1,9 +1,8 @@
-//! One word of the weight pack as the four fragment registers of an A operand, for targets that the Hopper kernel's
-//! multiplication of bf16 pairs does not exist on: the operations of [`sm90a::decode`](crate::sm90a::decode).
+//! One word of the weight pack as the four fragment registers of an A operand, from sm_80 on: what
+//! [`sm90a::decode`](crate::sm90a::decode) says, in fewer operations.
 
 use dualgemm_ptx::builder::*;
 
-use crate::sm90a::consumers;
 use crate::sm90a::decode::{
     BF16_MAGNITUDE_MASK, BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, SCALE_MASK, SIGN_MASK,
 };
@@ -69,7 +68,11 @@ fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
 /// As [`decode_word_bf16`](crate::sm90a::decode::decode_word_bf16), with the last field moved by one multiplication: what comes
 /// beside it carries no further than bit 5.
 fn fields_bf16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
-    let [first, second, third, _] = consumers::fields_bf16(k, word);
+    let above = k.eval(word.cast::<U32>() >> 3).cast();
+    let below = k.eval(word << 3);
+    let signs = [word, below, k.eval(word << 1)].map(|moved| k.eval(moved & SIGN_MASK));
+    let [first, second, third] =
+        std::array::from_fn(|i| k.lop3([above, word, below][i], BF16_MAGNITUDE_MASK, signs[i], AND_OR));
     let field = k.eval(word & 0x2007_2007u32).cast::<U32>();
     let product = k.mul(field, 1u32 << 2 | 1 << 6).cast::<B32>();
     [first, second, third, k.eval(product & (SIGN_MASK | BF16_MAGNITUDE_MASK))]

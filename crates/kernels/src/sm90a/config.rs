@@ -88,7 +88,7 @@ impl Config {
 
     /// The configurations worth having: measured best somewhere, each for a range of tokens (see
     /// `benchmarks/record/`).
-    pub const MENU: [Config; 22] = [
+    pub const MENU: [Config; 28] = [
         Config::new(1, 8, 4, 10, 4),
         Config::new(1, 16, 4, 10, 4),
         // Weights read far ahead hold up a kernel that expands A meanwhile: fewer of them where A is nvfp4.
@@ -102,13 +102,19 @@ impl Config {
         Config::new(1, 32, 4, 8, 4).split_k(),
         Config::new(1, 64, 3, 6, 3).split_k(),
         Config::new(2, 8, 2, 10, 1).two_per_sm(),
+        Config::new(2, 8, 4, 5, 1).two_per_sm(),
         Config::new(2, 16, 2, 8, 1).two_per_sm(),
         Config::new(4, 8, 2, 6, 1),
         Config::new(4, 16, 2, 6, 1),
+        Config::new(4, 16, 4, 4, 1),
+        Config::new(4, 32, 4, 3, 1),
+        Config::new(4, 64, 4, 3, 1),
         Config::new(4, 64, 2, 4, 1),
         Config::new(2, 128, 2, 4, 1).split_k(),
         Config::new(2, 128, 2, 4, 1),
+        Config::new(2, 128, 2, 5, 1),
         Config::new(3, 128, 2, 4, 1).split_k(),
+        Config::new(3, 128, 1, 9, 1).split_k(),
         Config::new(3, 128, 2, 4, 1),
         Config::new(2, 256, 2, 3, 1).split_k(),
         Config::new(2, 256, 1, 5, 1),
@@ -151,10 +157,11 @@ impl Config {
     /// Registers of a producer thread and of a consumer thread after `setmaxnreg`.
     ///
     /// Measured limits: a 24-register producer spills, and the sum over all warps must fit what the CTA got at
-    /// entry (registers at entry × threads), or the kernel hangs.
+    /// entry (registers at entry × threads), or the kernel hangs. Consumers of 64 tokens need 106.
     pub fn registers(&self) -> (u32, u32) {
         let at_entry = (REGISTERS / self.ctas_per_sm.max(1) / self.threads() / 8 * 8).min(MOST_REGISTERS);
-        let producer = if self.k_groups > 1 || self.ctas_per_sm > 1 { 32 } else { 40 };
+        let producer =
+            if self.consumers() == 4 || self.k_groups > 1 || self.ctas_per_sm > 1 { 32 } else { 40 };
         let left = at_entry * (self.consumers() + 1) - producer;
         (producer, (left / self.consumers().max(1) / 8 * 8).min(MOST_REGISTERS))
     }
@@ -211,9 +218,8 @@ impl Config {
                 RULES.check("K blocks of a stage, one for each K group", self.blocks_per_stage, each)
             }
         }?;
-        // 32 registers of fragments, and about 40 of everything else; what stream-K knows of a tile takes a few more.
-        let others = if variant.scheduler == Scheduler::StreamK { 80 } else { 72 };
-        let largest = (self.registers().1.saturating_sub(others) * 2).clamp(16, 256);
+        // 32 registers of fragments, and about 48 of everything else.
+        let largest = (self.registers().1.saturating_sub(80) * 2).clamp(16, 256);
         // CTAs that split K finish half of the tokens each.
         let tokens = Valid::multiple(8 * self.k_split, largest);
         RULES.check("tokens of the tile, their sums in registers", self.tokens, tokens)?;

@@ -2,16 +2,11 @@
 
 use dualgemm_ptx::builder::*;
 
-use super::decode::{
-    BF16_MAGNITUDE_MASK, BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, MAGNITUDE_MASK, SCALE_MASK, SIGN_MASK,
-};
 use super::fused::Fused;
 use super::pack::{CHUNK_BYTES, CODE_BYTES};
 use super::schedule::Tile;
+use crate::generic::fragments::decode_step;
 use crate::parts::ring::{Cursor, low_word};
-
-/// `(a & b) | c` as a truth table of `lop3`.
-const AND_OR: u8 = 0xEA;
 
 /// What a consumer keeps from tile to tile.
 pub(super) struct Consumer {
@@ -19,15 +14,22 @@ pub(super) struct Consumer {
     k_group: Reg<U32>,
     /// Addresses of this lane's codes and scales of its first block in stage 0.
     codes: [Addr<Shared>; 2],
-    /// Low word of the descriptor of the tokens of its first block in stage 0.
-    desc: Reg<U32>,
-    /// Stage to load next, to multiply next, to release next.
-    load: Cursor,
-    multiply: Cursor,
-    release: Cursor,
+    /// Descriptor of the tokens of its first block in stage 0. 64 bits: ptxas makes one instruction of adding a number to them,
+    /// and three of adding it to the low word.
+    desc: Reg<U64>,
+    place: Place,
     raw: [Reg<B32>; 6],
     fragments: [[Reg<B32>; 16]; 2],
     first_lane: Reg<Pred>,
+}
+
+/// Where a warpgroup is in the ring.
+enum Place {
+    /// A CTA has one tile: the loop's body is whole turns of the ring, and what is in which stage is a number in the text. Cursors
+    /// would be a tenth of the loop's instructions, with K groups a sixth. Kept is the parity of the turn's "full" barriers.
+    Known(Reg<U32>),
+    /// A tile begins in any stage: the next ones to load, to multiply and to release.
+    Running { load: Cursor, multiply: Cursor, release: Cursor },
 }
 
 impl Fused<'_> {
@@ -56,25 +58,23 @@ impl Fused<'_> {
         let scales = k.offset(start.at(CODE_BYTES as i64), (thread >> 2) << 3);
         let raw = array(k);
         let fragments = [array(k), array(k)];
-        let load = Cursor::start(k, &self.ring, false, self.layout.weights.stride);
-        let multiply = Cursor::start(k, &self.ring, false, self.layout.tokens.stride / 16);
-        let release = Cursor::start(k, &self.ring, false, 0);
-        let mut desc = self.first_desc(k);
+        let mut cursor = |step| Cursor::start(k, &self.ring, false, step);
+        let place = match self.many_tiles() {
+            false => Place::Known(k.mov::<U32>(0u32)),
+            true => Place::Running {
+                load: cursor(self.layout.weights.stride),
+                multiply: cursor(self.layout.tokens.stride / 16),
+                release: cursor(0),
+            },
+        };
+        let mut low = self.first_desc(k);
         if split {
-            desc = k.eval(k_group * (self.config.tokens * 8) + desc);
+            low = k.eval(k_group * (self.config.tokens * 8) + low);
         }
+        let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
+        let desc = k.pack_64(low.cast::<B32>(), high).cast();
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
-        Consumer {
-            k_group,
-            codes: [codes, scales],
-            desc,
-            load,
-            multiply,
-            release,
-            raw,
-            fragments,
-            first_lane,
-        }
+        Consumer { k_group, codes: [codes, scales], desc, place, raw, fragments, first_lane }
     }
 
     /// Low word of the descriptor of block 0 of the tokens in stage 0; it alone changes from tile to tile, by bytes
@@ -84,33 +84,68 @@ impl Fused<'_> {
         low_word(k, start, self.layout.token_tile.wgmma_desc())
     }
 
-    /// Four code words and two scale words of block `block` of the stage that is loaded next.
-    fn load_block(&self, k: &mut Kernel, consumer: &Consumer, block: u32) {
-        let at = consumer.load.offset;
-        let [codes, scales] =
-            consumer.codes.map(|address| k.offset(address, at).at(block * CHUNK_BYTES as u32));
+    /// Waits for stage `stage` of the loop's body, counted on behind its end. The first of a turn is waited for once.
+    fn wait_full(&self, k: &mut Kernel, consumer: &Consumer, stage: u32) {
+        match &consumer.place {
+            Place::Running { load, .. } => self.ring.wait_full(k, load.at),
+            Place::Known(parity) => {
+                let index = stage % self.config.stages;
+                if stage > 0 && index == 0 {
+                    k.to(*parity).eval(*parity ^ 1);
+                }
+                k.mbarrier_wait(self.ring.full.at(8 * index), *parity, "full");
+            }
+        }
+    }
+
+    /// Four code words and two scale words of block `block` of the loop's body; a stage has `per_stage` blocks.
+    fn load_block(&self, k: &mut Kernel, consumer: &Consumer, block: u32, per_stage: u32) {
+        let within = block % per_stage * CHUNK_BYTES as u32;
+        let [codes, scales] = consumer.codes.map(|address| match &consumer.place {
+            Place::Running { load, .. } => k.offset(address, load.offset).at(within),
+            Place::Known(_) => {
+                let stage = block / per_stage % self.config.stages;
+                address.at(stage * self.layout.weights.stride + within)
+            }
+        });
         let words: [Reg<B32>; 4] = k.ld_vector(codes);
         let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
         for (to, from) in consumer.raw.iter().zip(words.into_iter().chain(pairs)) {
             k.assign(*to, from);
         }
+        if let (Place::Running { load, .. }, 0) = (&consumer.place, (block + 1) % per_stage) {
+            load.advance(k);
+        }
     }
 
-    fn wait_full(&self, k: &mut Kernel, consumer: &Consumer) {
-        self.ring.wait_full(k, consumer.load.at);
+    /// Descriptor of the tokens of block `block` of the loop's body.
+    fn desc(&self, k: &mut Kernel, consumer: &Consumer, block: u32, per_stage: u32) -> Reg<U64> {
+        let within = block % per_stage * (self.config.tokens * 8);
+        match &consumer.place {
+            Place::Running { multiply, .. } => {
+                let desc = k.eval(consumer.desc + multiply.offset.widen() + u64::from(within));
+                if (block + 1).is_multiple_of(per_stage) {
+                    multiply.advance(k);
+                }
+                desc
+            }
+            Place::Known(_) => {
+                let stage = block / per_stage % self.config.stages;
+                k.eval(consumer.desc + u64::from(stage * (self.layout.tokens.stride / 16) + within))
+            }
+        }
     }
 
-    /// Four `wgmma` on decoded fragments; `low` is the low word of the descriptor of the block's tokens.
-    fn multiply_block(&self, k: &mut Kernel, acc: &[Reg<F32>], fragments: &[Reg<B32>; 16], low: Reg<U32>) {
-        let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
+    /// Four `wgmma` on decoded fragments; `desc` is that of the block's tokens.
+    fn multiply_block(&self, k: &mut Kernel, acc: &[Reg<F32>], fragments: &[Reg<B32>; 16], desc: Reg<U64>) {
         k.wgmma_fence();
         for step in 0..4 {
             let a = std::array::from_fn(|i| fragments[4 * step + i]);
-            let advance = self.layout.token_tile.advance_k(32 * step as u32) as u32;
-            let low = if step == 0 { low } else { k.eval(low + advance) };
-            let desc = k.pack_64(low.cast::<B32>(), high);
-            let format = WgmmaFormat::Half(self.variant.compute);
-            k.wgmma(format, acc, WgmmaA::Regs(a), desc, true);
+            let desc = match step {
+                0 => desc,
+                _ => k.eval(desc + self.layout.token_tile.advance_k(32 * step as u32)),
+            };
+            k.wgmma(WgmmaFormat::Half(self.variant.compute), acc, WgmmaA::Regs(a), desc.cast(), true);
         }
         k.wgmma_commit();
     }
@@ -140,28 +175,26 @@ impl Fused<'_> {
                 k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, per_stage, mine, acc));
             }
         }
-        if !self.many_tiles() {
-            return;
-        }
+        let Place::Running { load, multiply, .. } = &consumer.place else { return };
         if k_groups == 1 {
             k.comment("The last stage, whole or not, is done with.");
             let ragged = k.compare(Cmp::Ne, count % per_stage, 0u32);
             k.if_(ragged, "ragged", |k| {
-                consumer.load.advance(k);
-                consumer.multiply.advance(k);
+                load.advance(k);
+                multiply.advance(k);
             });
-            self.release(k, consumer);
+            self.release(k, consumer, 0);
         } else {
             let any = some_blocks(k);
-            k.if_(any, "last_release", |k| self.release(k, consumer));
+            k.if_(any, "last_release", |k| self.release(k, consumer, 0));
             k.comment("A last stage that holds no block of this K group.");
             let stages = k.eval(count.div_ceil(k_groups));
             let skipped = k.compare(Cmp::Lt, mine, stages);
             k.if_(skipped, "skip", |k| {
-                self.wait_full(k, consumer);
-                self.release(k, consumer);
-                consumer.load.advance(k);
-                consumer.multiply.advance(k);
+                self.wait_full(k, consumer, 0);
+                self.release(k, consumer, 0);
+                load.advance(k);
+                multiply.advance(k);
             });
         }
     }
@@ -174,145 +207,72 @@ impl Fused<'_> {
         blocks: Reg<U32>,
         acc: &[Reg<F32>],
     ) {
-        let Consumer { load, multiply, fragments, .. } = consumer;
-        self.wait_full(k, consumer);
-        self.load_block(k, consumer, 0);
-        if per_stage == 1 {
-            load.advance(k);
-        }
-        self.decode_block(k, &consumer.raw, &fragments[0]);
-
-        // The loop body covers an even number of blocks (fragment sets alternate) and whole stages (the position
-        // inside a stage is then known when the text is written).
-        let unrolled = if per_stage.is_multiple_of(2) { per_stage } else { 2 * per_stage };
-        k.for_range("k_blocks", 0u32, blocks, unrolled, |k, start, this| {
-            for b in 0..unrolled {
-                let block = k.eval(start + b);
-                if b > 0 {
-                    let done = k.compare(Cmp::Ge, block, blocks);
-                    k.break_if(this, done);
-                }
-                let (now, next) = (&fragments[b as usize % 2], &fragments[(b as usize + 1) % 2]);
-                let desc = consumer.desc + multiply.offset;
-                let desc = k.eval(match b % per_stage {
-                    0 => desc,
-                    b => desc + b * self.config.tokens * 8,
-                });
-                self.multiply_block(k, acc, now, desc);
-                if (b + 1) % per_stage == 0 {
-                    multiply.advance(k);
-                }
-                let more = k.compare(Cmp::Lt, block + 1, blocks);
+        let stages = match consumer.place {
+            Place::Known(_) => self.config.stages,
+            Place::Running { .. } => 1,
+        };
+        // The body covers an even number of blocks (fragment sets alternate) and whole stages.
+        let turn = stages * per_stage;
+        let body = if turn.is_multiple_of(2) { turn } else { 2 * turn };
+        self.wait_full(k, consumer, 0);
+        self.load_block(k, consumer, 0, per_stage);
+        self.decode_block(k, &consumer.raw, &consumer.fragments[0]);
+        let left = k.mov(blocks);
+        k.loop_("k_blocks", |k, this| {
+            for b in 0..body {
+                let desc = self.desc(k, consumer, b, per_stage);
+                self.multiply_block(k, acc, &consumer.fragments[b as usize % 2], desc);
+                let more = k.compare(Cmp::Gt, left, b + 1);
                 k.if_(more, "load", |k| {
-                    if (b + 1) % per_stage == 0 {
-                        self.wait_full(k, consumer);
+                    if (b + 1).is_multiple_of(per_stage) {
+                        self.wait_full(k, consumer, (b + 1) / per_stage);
                     }
-                    self.load_block(k, consumer, (b + 1) % per_stage);
-                    if (b + 2).is_multiple_of(per_stage) {
-                        load.advance(k);
-                    }
+                    self.load_block(k, consumer, b + 1, per_stage);
                 });
                 k.comment("The previous block is multiplied: its fragments are free, and so is its stage if it was the last.");
                 k.wgmma_wait(1);
-                if b % per_stage == 0 {
-                    match b {
-                        0 => {
-                            let previous = k.compare(Cmp::Ne, start, 0u32);
-                            k.if_(previous, "release", |k| self.release(k, consumer));
-                        }
-                        _ => self.release(k, consumer),
+                match b {
+                    0 => {
+                        let previous = k.compare(Cmp::Ne, left, blocks);
+                        k.if_(previous, "release", |k| self.release(k, consumer, body / per_stage - 1));
                     }
+                    b if b % per_stage == 0 => self.release(k, consumer, b / per_stage - 1),
+                    _ => {}
                 }
-                self.decode_block(k, &consumer.raw, next);
+                // Here and not sooner: ptxas serializes `wgmma` if the loop is left with two blocks under way.
+                k.break_if(this, !more);
+                self.decode_block(k, &consumer.raw, &consumer.fragments[(b as usize + 1) % 2]);
             }
+            k.to(left).eval(left - body);
         });
         k.wgmma_wait(0);
     }
 
-    /// Tells the producers that this warp is done with a stage.
-    fn release(&self, k: &mut Kernel, consumer: &Consumer) {
-        self.ring.release(k, consumer.release.at, consumer.first_lane);
-        consumer.release.advance(k);
-    }
-
-    // ---- decoding: the operations of `decode.rs` ----
-
-    /// 16 fragment registers of one block from four code words and two scale words.
-    ///
-    /// The order of the operations, here and below, is that of the fastest schedule that ptxas has made: with signs after
-    /// magnitudes and scales after fields the same instructions took 4 to 6 % longer at 128-token tiles.
-    fn decode_block(&self, k: &mut Kernel, raw: &[Reg<B32>; 6], fragments: &[Reg<B32>; 16]) {
-        for pair in 0..2 {
-            for (half, scale) in self.scale_pairs(k, raw[4 + pair]).into_iter().enumerate() {
-                let step = 2 * pair + half;
-                let to = &fragments[4 * step..4 * step + 4];
-                match self.variant.compute {
-                    HalfFormat::F16 => decode_word::<F16x2>(k, raw[step], scale, to, fields_f16),
-                    HalfFormat::Bf16 => decode_word::<Bf16x2>(k, raw[step], scale, to, fields_bf16),
-                }
+    /// Tells the producers that this warp is done with stage `stage` of the loop's body.
+    fn release(&self, k: &mut Kernel, consumer: &Consumer, stage: u32) {
+        match &consumer.place {
+            Place::Running { release, .. } => {
+                self.ring.release(k, release.at, consumer.first_lane);
+                release.advance(k);
+            }
+            Place::Known(_) => {
+                let empty = self.ring.empty.at(8 * (stage % self.config.stages));
+                k.when(consumer.first_lane).mbarrier_arrive(empty);
             }
         }
     }
 
-    /// Scales of gate and up of the two k16 blocks of a scale word.
-    fn scale_pairs(&self, k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 2] {
-        match self.variant.compute {
-            HalfFormat::F16 => {
-                let first = k.eval(word & SCALE_MASK);
-                let rotated = k.funnel_left(word, word, 8u32);
-                [first, k.eval(rotated & SCALE_MASK)]
-            }
-            HalfFormat::Bf16 => {
-                let base = k.mov::<B32>(BF16_SCALE_BASE);
-                let shifted = k.eval(word.cast::<U32>() >> 3).cast();
-                let first = k.lop3(shifted, BF16_SCALE_MASK, base, AND_OR);
-                let rotated = k.funnel_left(word, word, 5u32);
-                [first, k.lop3(rotated, BF16_SCALE_MASK, base, AND_OR)]
-            }
+    /// 16 fragment registers of one block from four code words and two scale words.
+    fn decode_block(&self, k: &mut Kernel, raw: &[Reg<B32>; 6], fragments: &[Reg<B32>; 16]) {
+        for (step, to) in fragments.chunks_exact(4).enumerate() {
+            let from = decode_step(k, self.variant.compute, raw[step], raw[4 + step / 2], step % 2);
+            to.iter().zip(from).for_each(|(to, from)| {
+                k.assign(*to, from);
+            });
         }
     }
 }
 
 fn array<const N: usize>(k: &mut Kernel) -> [Reg<B32>; N] {
     std::array::from_fn(|_| k.mov::<B32>(0u32))
-}
-
-/// Four fragment registers: fields 0 and 2 times the gate's scale, 1 and 3 times up's.
-fn decode_word<T>(
-    k: &mut Kernel,
-    word: Reg<B32>,
-    scale: Reg<B32>,
-    to: &[Reg<B32>],
-    fields: fn(&mut Kernel, Reg<B32>) -> [Reg<B32>; 4],
-) where
-    T: Number + RegType<Class = <B32 as RegType>::Class>,
-{
-    let (gate, up) = k.unpack_32(scale);
-    let scales = [k.pack_32(gate, gate), k.pack_32(up, up)];
-    for (i, field) in fields(k, word).into_iter().enumerate() {
-        let product = k.mul(field.cast::<T>(), scales[i % 2].cast::<T>());
-        k.assign(to[i], product.cast::<B32>());
-    }
-}
-
-/// The bits of `mask` of the word shifted left by `magnitude`, and the sign bits of the word shifted left by `sign`.
-fn field(k: &mut Kernel, word: Reg<B32>, mask: u32, magnitude: u32, sign: u32) -> Reg<B32> {
-    let sign = k.eval((word << sign) & SIGN_MASK);
-    let magnitude = k.eval(word << magnitude);
-    k.lop3(magnitude, mask, sign, AND_OR)
-}
-
-pub(crate) fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
-    let first = k.eval(word & FIELD_MASK);
-    let second = k.eval((word << 3) & FIELD_MASK);
-    [first, second, field(k, word, MAGNITUDE_MASK, 6, 1), field(k, word, MAGNITUDE_MASK, 9, 2)]
-}
-
-pub(crate) fn fields_bf16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
-    let sign = k.eval(word & SIGN_MASK);
-    let shifted = k.eval(word.cast::<U32>() >> 3).cast();
-    let first = k.lop3(shifted, BF16_MAGNITUDE_MASK, sign, AND_OR);
-    let sign = k.eval((word << 3) & SIGN_MASK);
-    let second = k.lop3(word, BF16_MAGNITUDE_MASK, sign, AND_OR);
-    [first, second, field(k, word, BF16_MAGNITUDE_MASK, 3, 1), field(k, word, BF16_MAGNITUDE_MASK, 6, 2)]
 }
