@@ -1,8 +1,9 @@
 //! Allocation, copies from shared memory with and without decompression, shifts, commits, fences.
 
-use super::layout::{Swizzle, Tile};
+use super::layout::Tile;
 use super::{Entry, MIX, commit, fill, filled, handover, known, registers, wait};
 use crate::generate::Draft;
+use dualgemm_ptx::layout::Swizzle;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
