@@ -6,22 +6,9 @@
 
 use crate::names::modifiers;
 use crate::semantics::misuse::not_modelled;
-use crate::semantics::swizzle::Swizzle;
 use crate::semantics::tma::{Bounds, TiledTensor};
 use crate::trap::{Check, Fault, fault};
-use dualgemm_ptx::layout::{Interleave, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
-
-fn swizzle(s: TensorSwizzle) -> Swizzle {
-    match s {
-        TensorSwizzle::None => Swizzle::None,
-        TensorSwizzle::B32 => Swizzle::B32,
-        TensorSwizzle::B64 => Swizzle::B64,
-        TensorSwizzle::B128 => Swizzle::B128,
-        TensorSwizzle::B128Atom32 => Swizzle::B128Atom32,
-        TensorSwizzle::B128Atom32Flip8 => Swizzle::B128Atom32Flip8,
-        TensorSwizzle::B128Atom64 => Swizzle::B128Atom64,
-    }
-}
+use dualgemm_ptx::layout::{Interleave, OutOfBounds, TensorDataType, TensorMap};
 
 /// What the 128 bytes at a tensor map's address describe.
 pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
@@ -48,7 +35,7 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         strides: [0; 5],
         box_dims: [1; 5],
         element_strides: [1; 5],
-        swizzle: swizzle(map.swizzle),
+        swizzle: map.swizzle,
         bounds: None,
     };
     t.dims[..map.rank()].copy_from_slice(&map.dims);
@@ -134,6 +121,7 @@ const MAGIC: &[u8; 8] = b"tensmap1";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dualgemm_ptx::layout::TensorSwizzle;
 
     #[test]
     fn a_record_made_field_by_field_is_that_of_the_host_exact() {
@@ -185,7 +173,7 @@ mod tests {
             TensorSwizzle::B128,
         );
         let t = decode(&map.to_bytes().unwrap()).unwrap();
-        assert_eq!((t.ty, t.rank, t.swizzle), (TensorDataType::F16, 2, Swizzle::B128));
+        assert_eq!((t.ty, t.rank, t.swizzle), (TensorDataType::F16, 2, TensorSwizzle::B128));
         assert_eq!((t.dims[..2].to_vec(), t.strides[1]), (vec![128, 300], 256));
         assert_eq!(t.box_bytes(), 64 * 128);
         assert!(decode(&[0; 128]).is_err());

@@ -1,9 +1,8 @@
 //! Address conversions, stores to other CTAs that signal a barrier, copies that arrive on one.
 
-use super::Draft;
 use super::raw::Raw;
-use dualgemm_ptx::ast::{AddressBase, Operand};
-use dualgemm_ptx::isa;
+use super::{Draft, is_generic, samples_of, set_bases};
+use dualgemm_ptx::ast::Operand;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
@@ -102,10 +101,9 @@ fn addresses() -> Raw {
 
 fn policies() -> Raw {
     let mut body = String::from("ld.param.u64 %rd1, [given];\nmad.wide.u32 %rd1, %t, 4, %rd1;\n");
-    let row = isa::row("createpolicy_fractional").map(|r| r.samples()).unwrap_or_default();
-    let count = row.len();
-    for (i, sample) in row.into_iter().enumerate() {
-        let mut instruction = sample.instruction;
+    let samples = samples_of("createpolicy_fractional");
+    let count = samples.len();
+    for (i, mut instruction) in samples.into_iter().enumerate() {
         instruction.operands[0] = Operand::Ident("%rd2".into());
         if let Some(fraction) = instruction.operands.get_mut(1) {
             *fraction = Operand::Imm(dualgemm_ptx::ast::Immediate::F32(0x3f00_0000));
@@ -141,7 +139,7 @@ fn discard() -> Raw {
 
 /// Every thread sends to its like in the other CTA.
 fn remote_store(name: &'static str) -> Raw {
-    let samples = isa::row(name).map(|r| r.samples()).unwrap_or_default();
+    let samples = samples_of(name);
     let mut body = String::from(
         ".shared .align 16 .b8 box[512];
          .shared .align 8 .b64 full;
@@ -165,7 +163,7 @@ fn remote_store(name: &'static str) -> Raw {
          @%p0 fence.mbarrier_init.release.cluster;\n",
     );
     for (i, sample) in samples.iter().enumerate() {
-        let mut instruction = sample.instruction.clone();
+        let mut instruction = sample.clone();
         let ty = super::kernel::last_type(&instruction);
         let vector = match &instruction.operands[1] {
             Operand::Vector(list) => list.len(),
@@ -183,11 +181,7 @@ fn remote_store(name: &'static str) -> Raw {
             1 => name_of(0),
             n => Operand::Vector((0..n).map(name_of).collect()),
         };
-        for (at, base) in [(0, "%r6"), (2, "%r7")] {
-            if let Operand::Address(address) = &mut instruction.operands[at] {
-                address.base = AddressBase::Ident(base.into());
-            }
-        }
+        set_bases(&mut instruction, |at| Some(if at == 0 { "%r6" } else { "%r7" }));
         let start = if name == "red_async" { "%r21, %r22, %r23, %r20" } else { "%gid, %gid, %gid, %gid" };
         body += &format!(
             "st.shared.v4.b32 [%r3], {{{start}}};
@@ -222,7 +216,7 @@ fn remote_store(name: &'static str) -> Raw {
 
 /// Each thread's copy arrives on a barrier that all wait for.
 fn copy_arrives(name: &'static str) -> Raw {
-    let samples = isa::row(name).map(|r| r.samples()).unwrap_or_default();
+    let samples = samples_of(name);
     let mut body = String::from(
         ".shared .align 16 .b8 box[1024];
          .shared .align 8 .b64 full;
@@ -238,11 +232,9 @@ fn copy_arrives(name: &'static str) -> Raw {
          setp.eq.u32 %p0, %t, 0;\n",
     );
     for (i, sample) in samples.iter().enumerate() {
-        let mut instruction = sample.instruction.clone();
-        let generic = !instruction.modifiers.iter().any(|m| m.as_str().starts_with("shared"));
-        if let Operand::Address(address) = &mut instruction.operands[0] {
-            address.base = AddressBase::Ident(if generic { "%rd2" } else { "%r4" }.into());
-        }
+        let mut instruction = sample.clone();
+        let base = if is_generic(&instruction) { "%rd2" } else { "%r4" };
+        set_bases(&mut instruction, |_| Some(base));
         // Without `noinc` the copy brings its own arrival along.
         let own = if instruction.has("noinc") { "" } else { "mbarrier.arrive.shared.b64 _, [%r4];" };
         body += &format!(

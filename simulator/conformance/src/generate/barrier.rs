@@ -1,9 +1,9 @@
 //! mbarriers: every form, on a barrier of each thread's own, with the phases observed.
 
-use super::Draft;
 use super::kernel::renamed;
 use super::raw::Raw;
-use dualgemm_ptx::ast::{AddressBase, Immediate, Instruction, Operand};
+use super::{Draft, is_generic, samples, set_bases};
+use dualgemm_ptx::ast::{Immediate, Instruction, Operand};
 use dualgemm_ptx::isa::{Family, Row};
 
 /// The files.
@@ -63,7 +63,7 @@ const BARRIERS: &str = ".shared .align 8 .b64 barriers[32];
 fn draft(row: &'static Row) -> Draft {
     let name = row.name;
     let remote = name.contains("remote");
-    let mut samples: Vec<Instruction> = row.samples().into_iter().map(|s| s.instruction).collect();
+    let mut samples = samples(row);
     if name == "mbarrier_pending_count" {
         samples.truncate(1);
     }
@@ -147,32 +147,24 @@ fn adapted(name: &str, sample: &Instruction, (expects, waits, remote): (bool, bo
         r if r.starts_with("%rd") => "%rd10".into(),
         _ => "%r9".into(),
     });
+    let base = match (is_generic(sample), remote) {
+        (true, _) => "%rd2",
+        (false, true) => "%r5",
+        (false, false) => "%r3",
+    };
+    set_bases(&mut changed, |_| Some(base));
+    let number = |value| Operand::Imm(Immediate::Int(value));
     for operand in &mut changed.operands {
-        match operand {
-            Operand::Address(address) => {
-                let generic = !sample.modifiers.iter().any(|m| m.as_str().starts_with("shared"));
-                let base = if generic {
-                    "%rd2"
-                } else if remote {
-                    "%r5"
-                } else {
-                    "%r3"
-                };
-                address.base = AddressBase::Ident(base.into());
-            }
-            Operand::Ident(register) if register.as_str() == "%r9" => {
-                let value = if waits { 0 } else { bytes };
-                *operand = Operand::Imm(Immediate::Int(value));
-            }
-            _ => {}
+        if matches!(operand, Operand::Ident(register) if register.as_str() == "%r9") {
+            *operand = number(if waits { 0 } else { bytes });
         }
     }
-    if name == "mbarrier_init" || name == "mbarrier_init_window" {
-        changed.operands[1] = Operand::Imm(Immediate::Int(2));
+    if name.starts_with("mbarrier_init") {
+        changed.operands[1] = number(2);
     }
     // A suspend-time hint is a time, not a parity.
     if waits && changed.operands.len() == 4 {
-        changed.operands[3] = Operand::Imm(Immediate::Int(1000));
+        changed.operands[3] = number(1000);
     }
     if name == "mbarrier_pending_count" {
         changed.operands[0] = Operand::Ident("%r6".into());

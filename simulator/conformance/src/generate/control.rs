@@ -1,7 +1,7 @@
 //! Branches, calls, barriers, clusters, launch control, register pools.
 
-use super::Draft;
 use super::raw::Raw;
+use super::{Draft, bytes_of};
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
@@ -210,7 +210,7 @@ fn indirect() -> Raw {
              ld.param.b32 %r2, [taken];
              st.global.u32 [%out+512], %r2;",
         )
-        .expects(vec![expected.flat_map(u32::to_le_bytes).collect()])
+        .expects(vec![bytes_of(expected)])
 }
 
 fn exits() -> Raw {

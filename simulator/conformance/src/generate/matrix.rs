@@ -1,11 +1,11 @@
 //! ldmatrix and stmatrix: rows of 16 bytes at addresses that the lanes give. What is expected of the forms that only
 //! Blackwell has is computed here.
 
-use super::Draft;
 use super::kernel::{registers, renamed, target};
 use super::raw::Raw;
+use super::{Draft, bytes_of, is_generic, samples, set_bases};
 use dualgemm_ptx::Target;
-use dualgemm_ptx::ast::{AddressBase, Instruction, Operand};
+use dualgemm_ptx::ast::Instruction;
 use dualgemm_ptx::isa::{Family, Row};
 
 /// The files.
@@ -20,7 +20,6 @@ pub fn drafts() -> Vec<Draft> {
 
 fn draft(row: &'static Row) -> Draft {
     let store = row.name.starts_with("st");
-    let samples = row.samples();
     let mut body = String::from(
         ".shared .align 128 .b8 tile[512];
          ld.param.u64 %rd1, [given];
@@ -38,9 +37,7 @@ fn draft(row: &'static Row) -> Draft {
     let fill = "st.shared.v4.b32 [%r3], {%r20, %r21, %r22, %r23};\nbar.warp.sync 0xffffffff;\n";
     let mut offset = 0;
     let mut expected: Vec<u8> = Vec::new();
-    for sample in &samples {
-        let instruction = &sample.instruction;
-        let generic = !instruction.modifiers.iter().any(|m| m.as_str().starts_with("shared"));
+    for instruction in &samples(row) {
         let vector = if store { 1 } else { 0 };
         let count = registers(&instruction.operands[vector]).len();
         let mut next = 0;
@@ -51,11 +48,8 @@ fn draft(row: &'static Row) -> Draft {
             next += 1;
             format!("%r{}", next - 1 + if store { 20 } else { 10 })
         });
-        for operand in &mut changed.operands {
-            if let Operand::Address(address) = operand {
-                address.base = AddressBase::Ident(if generic { "%rd2" } else { "%r4" }.into());
-            }
-        }
+        let base = if is_generic(instruction) { "%rd2" } else { "%r4" };
+        set_bases(&mut changed, |_| Some(base));
         body += fill;
         if store {
             body += &format!(
@@ -69,8 +63,7 @@ fn draft(row: &'static Row) -> Draft {
             offset += 128;
         }
         body += "bar.warp.sync 0xffffffff;\n";
-        let words = expected_words(instruction, count);
-        expected.extend(words.iter().flatten().flat_map(|word| word.to_le_bytes()));
+        expected.extend(bytes_of(expected_words(instruction, count).concat()));
     }
     let raw = Raw::new(&format!("mma/{}", row.name), row.name, "block 32", &format!("u32 {}", offset / 4))
         .arguments(&["in u16 iota 0 256"], ".param .u64 out, .param .u64 given")

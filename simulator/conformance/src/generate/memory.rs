@@ -3,9 +3,9 @@
 //! Every thread has 32 bytes of its own in each state space. Loads store what they read; after stores and atomics
 //! the 32 bytes go to the output.
 
-use super::Draft;
 use super::kernel::{CLASSES, Kernel, Source, class, last_type, registers, renamed};
-use dualgemm_ptx::ast::{AddressBase, Immediate, Instruction, Operand, Version};
+use super::{Draft, samples, set_bases};
+use dualgemm_ptx::ast::{Immediate, Instruction, Operand, Version};
 use dualgemm_ptx::isa::{Family, Row};
 use std::fmt::Write as _;
 
@@ -54,7 +54,7 @@ pub fn draft(row: &'static Row) -> Option<Draft> {
     if row.family != Family::LdSt || ELSEWHERE.contains(&row.name) {
         return None;
     }
-    let list: Vec<Instruction> = row.samples().into_iter().map(|s| s.instruction).collect();
+    let list = samples(row);
     if !list.iter().any(|i| i.operands.iter().any(|o| matches!(o, Operand::Address(_)))) || row.name == "mov"
     {
         return None;
@@ -232,9 +232,8 @@ fn sample(kernel: &mut Kernel, row: &Row, instruction: &Instruction) {
         }
         name.to_string()
     });
-    for (at, operand) in changed.operands.iter_mut().enumerate() {
-        let Operand::Address(address) = operand else { continue };
-        let base = match place {
+    set_bases(&mut changed, |at| {
+        Some(match place {
             Place::Shared if at == 0 || root != "cp" => "%sa",
             Place::Shared => "%g",
             Place::Cluster => "%peer",
@@ -243,9 +242,8 @@ fn sample(kernel: &mut Kernel, row: &Row, instruction: &Instruction) {
             Place::Param => "p1",
             Place::Global if writes => "%place",
             Place::Global => "%g",
-        };
-        address.base = AddressBase::Ident(base.into());
-    }
+        })
+    });
     let _ = writeln!(kernel.body, "\t{changed};");
     if root == "cp" {
         kernel.body += "\tcp.async.wait_all;\n";

@@ -21,7 +21,8 @@ mod tma;
 mod tma_modes;
 mod wgmma;
 
-use dualgemm_ptx::isa;
+use dualgemm_ptx::ast::{AddressBase, Instruction, Operand};
+use dualgemm_ptx::isa::{self, Row};
 
 /// What the outputs hold, in order, computed when it is asked for.
 pub type Known = Box<dyn FnOnce() -> Vec<Vec<u8>> + Send>;
@@ -38,6 +39,45 @@ pub struct Draft {
 
 /// Stands in a draft for what an output must hold.
 pub const BLANK: &str = "= ?";
+
+/// The samples of a row.
+fn samples(row: &'static Row) -> Vec<Instruction> {
+    row.samples().into_iter().map(|s| s.instruction).collect()
+}
+
+/// The samples of the row of this name.
+fn samples_of(row: &str) -> Vec<Instruction> {
+    isa::row(row).map(samples).unwrap_or_default()
+}
+
+/// Gives addresses another base: that of the operand at this position, from 0.
+fn set_bases<'a>(instruction: &mut Instruction, base: impl Fn(usize) -> Option<&'a str>) {
+    for (at, operand) in instruction.operands.iter_mut().enumerate() {
+        if let (Operand::Address(address), Some(base)) = (operand, base(at)) {
+            address.base = AddressBase::Ident(base.into());
+        }
+    }
+}
+
+/// Whether addresses are generic.
+fn is_generic(instruction: &Instruction) -> bool {
+    !instruction.modifiers.iter().any(|m| m.as_str().starts_with("shared"))
+}
+
+/// The lines of a body, instructions a tab in.
+fn indented(body: &str) -> String {
+    let mut text = String::new();
+    for line in body.lines().map(str::trim).filter(|l| !l.is_empty()) {
+        let outer = line.ends_with(':') || line.starts_with(['{', '}']);
+        text += &format!("{}{line}\n", if outer { "" } else { "\t" });
+    }
+    text
+}
+
+/// The bytes of words.
+fn bytes_of(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
 
 /// Every draft, in the order of names.
 pub fn drafts() -> Vec<Draft> {

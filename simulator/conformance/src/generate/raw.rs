@@ -1,6 +1,6 @@
 //! Files written out by hand: head, declarations and body, with the module around them.
 
-use super::{Draft, Known};
+use super::{Draft, Known, indented};
 
 /// A module of one kernel `k`.
 pub struct Raw {
@@ -35,6 +35,14 @@ impl Raw {
             body: String::new(),
             expected: Box::new(Vec::new),
         }
+    }
+
+    /// Without launches yet: the caller adds them with [`Raw::launch`]. The first line of the head names the origin of the
+    /// expected results.
+    pub fn of_launches(name: &str, rows: &str, origin: Option<&str>, parameters: String) -> Raw {
+        let head =
+            origin.map(|from| format!("-- Expected: {from}, not by the simulator.")).into_iter().collect();
+        Raw { head, parameters, ..Raw::new(name, rows, "", "") }
     }
 
     /// With this body.
@@ -88,16 +96,12 @@ impl Raw {
         for line in &self.head {
             text += &format!("//! {line}\n");
         }
+        let Raw { version, target, globals, parameters, directives, .. } = self;
         text += &format!(
-            ".version {}\n.target {}\n.address_size 64\n\n{}.visible .entry k({})\n{}{{\n{REGISTERS}",
-            self.version, self.target, self.globals, self.parameters, self.directives
+            ".version {version}\n.target {target}\n.address_size 64\n\n{globals}.visible .entry k({parameters})\n\
+             {directives}{{\n{REGISTERS}{}\tret;\n}}\n",
+            indented(&self.body)
         );
-        for line in self.body.lines().map(str::trim).filter(|l| !l.is_empty()) {
-            let tab =
-                if line.ends_with(':') || line.starts_with('{') || line.starts_with('}') { "" } else { "\t" };
-            text += &format!("{tab}{line}\n");
-        }
-        text += "\tret;\n}\n";
         Draft { name: self.name, text, expected: self.expected }
     }
 }

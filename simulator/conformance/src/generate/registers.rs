@@ -1,7 +1,7 @@
 //! Rows whose operands are all registers and numbers: arithmetic, conversions, moves, lane communication, `mma`.
 
-use super::Draft;
 use super::kernel::{CLASSES, Kernel, Source, class, last_type, registers, renamed};
+use super::{Draft, samples};
 use dualgemm_ptx::ast::{Immediate, Instruction, Operand, Version};
 use dualgemm_ptx::isa::{Family, Row};
 use std::fmt::Write as _;
@@ -190,7 +190,7 @@ fn around(row: &Row, instruction: &Instruction, registers: &[String]) -> (String
 
 /// Instructions of the row: its samples, with numbers that matter varied.
 fn instructions(row: &'static Row) -> Vec<Instruction> {
-    let samples = row.samples().into_iter().map(|s| s.instruction);
+    let samples = samples(row).into_iter();
     let number = |instruction: &Instruction, at: usize, value: i64| {
         let mut changed = instruction.clone();
         changed.operands[at] = Operand::Imm(Immediate::Int(value));

@@ -4,11 +4,10 @@
 //! Published text leaves open which byte of the random bits of `.e2m1x4` weighs more, and how random bits meet the
 //! discarded ones of a subnormal result: both bytes are alike here, and results are normal numbers.
 
-use super::Draft;
 use super::kernel::renamed;
 use super::raw::Raw;
-use crate::conformance::data::Data;
-use dualgemm_ptx::isa;
+use super::tensor::bytes;
+use super::{Draft, bytes_of, samples_of};
 
 const THREADS: usize = 512;
 
@@ -42,8 +41,8 @@ fn draft(name: &'static str) -> Draft {
     };
     let keep = kept(narrow);
     let words = |seed| -> Vec<u32> {
-        let data = Data { ty: "u32".into(), generator: "bits".into(), seed, count: 4 * THREADS };
-        data.bytes().chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        let data = bytes("u32", "bits", seed, 4 * THREADS);
+        data.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     };
     let (given, noise) = (words(21), words(22));
     let mut body = String::from(LOADS);
@@ -53,8 +52,7 @@ fn draft(name: &'static str) -> Draft {
         body += "mov.u32 %r2, %r24;\n";
     }
     let mut outputs: Vec<u32> = Vec::new();
-    for (number, sample) in isa::row(name).map(|r| r.samples()).unwrap_or_default().iter().enumerate() {
-        let instruction = &sample.instruction;
+    for (number, instruction) in samples_of(name).iter().enumerate() {
         let ty =
             instruction.modifiers.iter().map(|m| m.as_str()).find(|m| m.ends_with("x4")).unwrap_or_default();
         let format = format(ty);
@@ -99,7 +97,6 @@ fn draft(name: &'static str) -> Draft {
             outputs.push((0..4).fold(0, |word, operand| word << width | one(operand)));
         }
     }
-    let bytes = outputs.iter().flat_map(|w| w.to_le_bytes()).collect();
     let output = format!("u32 {}", outputs.len());
     Raw::new(&format!("cvt/{name}"), name, "block 512", &output)
         .target("sm_100a", "8.7")
@@ -108,7 +105,7 @@ fn draft(name: &'static str) -> Draft {
             ".param .u64 out, .param .u64 given, .param .u64 noise",
         )
         .body(&body)
-        .expects(vec![bytes])
+        .expects(vec![bytes_of(outputs)])
         .draft()
 }
 

@@ -1,11 +1,10 @@
 //! Bulk copies and reductions, and tensor copies with every swizzle, type and kind of boundary.
 
-use super::Draft;
 use super::kernel::last_type;
 use super::raw::Raw;
 use super::tensor::{Map, contents, maps};
-use dualgemm_ptx::ast::{AddressBase, Immediate, Instruction, Operand};
-use dualgemm_ptx::isa;
+use super::{Draft, samples_of, set_bases};
+use dualgemm_ptx::ast::{Immediate, Instruction, Operand};
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
@@ -24,24 +23,19 @@ pub fn drafts() -> Vec<Draft> {
 
 /// The samples of a row with these operands: by position from 0.
 fn samples(row: &str, operands: &[(usize, &str)], bytes: i64) -> Vec<Instruction> {
-    let samples = isa::row(row).map(|r| r.samples()).unwrap_or_default();
-    let fill = |mut i: Instruction| {
-        for (at, operand) in i.operands.iter_mut().enumerate() {
+    let mut samples = samples_of(row);
+    for i in &mut samples {
+        set_bases(i, |at| operands.iter().find(|(n, _)| *n == at).map(|(_, name)| *name));
+        for operand in &mut i.operands {
             match operand {
-                Operand::Address(address) => {
-                    if let Some((_, name)) = operands.iter().find(|(n, _)| *n == at) {
-                        address.base = AddressBase::Ident((*name).into());
-                    }
-                }
                 Operand::Ident(name) if name.as_str().starts_with("%rs") => *name = "%rs7".into(),
                 Operand::Ident(name) if name.as_str().starts_with("%rd") => *name = "%rd31".into(),
                 Operand::Ident(_) => *operand = Operand::Imm(Immediate::Int(bytes)),
                 _ => {}
             }
         }
-        i
-    };
-    samples.into_iter().map(|s| fill(s.instruction)).collect()
+    }
+    samples
 }
 
 pub const POLICY: &str = "createpolicy.fractional.L2::evict_first.b64 %rd31, 0f3F800000;\nmov.u16 %rs7, 3;\n";
@@ -255,15 +249,13 @@ fn tensor_load(d: usize) -> Raw {
          DONE:"
     );
     let rows = "tensor_load tensor_load_cta tensor_prefetch prefetch_tensormap";
-    let mut raw = Raw::new(&format!("tma/tensor_load_{d}d"), rows, "", "u32 1").body(&body);
-    raw.head.clear();
+    let mut raw = Raw::of_launches(&format!("tma/tensor_load_{d}d"), rows, None, parameters(d)).body(&body);
     for (map, at) in maps(d) {
         let (_, bytes) = map.strides();
         let (ty, generator, size) = contents(map.ty);
         let given = format!("in {ty} {generator} 9 {}", bytes / size);
         raw.launch("launch k block 64", "out u32 2048 = ?", &given, map.head(1), map.box_bytes(), &at);
     }
-    raw.parameters = parameters(d);
     raw
 }
 
@@ -302,8 +294,8 @@ fn store_body(d: usize, instruction: &str) -> String {
 
 fn tensor_store(d: usize) -> Raw {
     let body = store_body(d, &format!("cp.async.bulk.tensor.{d}d.global.shared::cta.tile.bulk_group"));
-    let mut raw = Raw::new(&format!("tma/tensor_store_{d}d"), "tensor_store", "", "u32 1").body(&body);
-    raw.head.clear();
+    let mut raw =
+        Raw::of_launches(&format!("tma/tensor_store_{d}d"), "tensor_store", None, parameters(d)).body(&body);
     // A store's box starts inside.
     for (map, at) in maps(d).into_iter().map(|(m, at)| (m, at.iter().map(|c| c.abs()).collect::<Vec<_>>())) {
         let (_, bytes) = map.strides();
@@ -312,15 +304,14 @@ fn tensor_store(d: usize) -> Raw {
         let tile = format!("in {ty} {generator} 10 {}", 4096 / size);
         raw.launch("launch k block 64", &out, &tile, map.head(0), map.box_bytes(), &at);
     }
-    raw.parameters = parameters(d);
     raw
 }
 
 fn tensor_reduce(op: &'static str) -> Raw {
     let body =
         store_body(2, &format!("cp.reduce.async.bulk.tensor.2d.global.shared::cta.{op}.tile.bulk_group"));
-    let mut raw = Raw::new(&format!("tma/tensor_reduce_{op}"), "tensor_reduce", "", "u32 1").body(&body);
-    raw.head.clear();
+    let mut raw = Raw::of_launches(&format!("tma/tensor_reduce_{op}"), "tensor_reduce", None, parameters(2))
+        .body(&body);
     let types: &[_] = match op {
         "add" => &["u32", "s32", "u64", "f16", "bf16", "f32"],
         "min" | "max" => &["u32", "s32", "u64", "s64", "f16", "bf16"],
@@ -351,7 +342,6 @@ fn tensor_reduce(op: &'static str) -> Raw {
             raw.launch("launch k block 64", &out, &tile, map.head(0), map.box_bytes(), &at);
         }
     }
-    raw.parameters = parameters(2);
     raw
 }
 

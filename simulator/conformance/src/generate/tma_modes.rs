@@ -197,9 +197,9 @@ fn im2col(d: usize) -> Draft {
         copy_out("COPY2", 4, SIZE, 64),
     );
     let rows = format!("tensor_load_im2col_{d}d");
-    let mut raw = Raw::new(&format!("tma/{rows}"), &rows, "", "u32 1").body(&body);
-    raw.head = vec!["-- Expected: computed from PTX ISA 5.5.4, not by the simulator.".into()];
-    raw.parameters = (0..d - 2).fold(parameters(d), |p, i| format!("{p}, .param .u32 o{i}"));
+    let parameters = (0..d - 2).fold(parameters(d), |p, i| format!("{p}, .param .u32 o{i}"));
+    let origin = Some("computed from PTX ISA 5.5.4");
+    let mut raw = Raw::of_launches(&format!("tma/{rows}"), &rows, origin, parameters).body(&body);
     let mut outputs = Vec::new();
     for column in &columns(dims[d - 1] as i64 - 1) {
         let steps = (0..d).map(|i| if i == 0 || i == d - 1 { 1 } else { column.step }).collect();
@@ -224,6 +224,8 @@ fn lists(swizzle: &'static str, width: usize) -> (Map, [[i64; 5]; 4]) {
     let map = Map::f16(vec![72, 24], vec![width, 1], swizzle);
     (map, [[0, 3, 1, 20, 7], [8, 5, 5, 0, 23], [64, 2, 30, 9, 1], [16, 23, 22, 21, 20]])
 }
+
+const ROWS: Option<&str> = Some("computed from PTX ISA 5.5.3.4");
 
 /// Four rows under each other, for the CTA alone, with a pair's barrier, and for both CTAs of a cluster.
 fn gather() -> Draft {
@@ -271,10 +273,9 @@ fn gather() -> Draft {
         zeros("CLEAR", 3, SIZE, 64),
         copy_out("COPY", 3, SIZE, 64),
     );
-    let mut raw =
-        Raw::new("tma/tensor_gather4", "tensor_gather4", "", "u32 1").body(&body).target("sm_100a", "8.6");
-    raw.head = vec!["-- Expected: computed from PTX ISA 5.5.3.4, not by the simulator.".into()];
-    raw.parameters = parameters(5);
+    let mut raw = Raw::of_launches("tma/tensor_gather4", "tensor_gather4", ROWS, parameters(5))
+        .body(&body)
+        .target("sm_100a", "8.6");
     let mut outputs = Vec::new();
     for (swizzle, width) in [("None", 64), ("B128", 64), ("B64", 32), ("B32", 16)] {
         let (map, lists) = lists(swizzle, width);
@@ -335,10 +336,9 @@ fn scatter() -> Draft {
          cp.async.bulk.wait_group 0;",
         coordinates(5).1,
     );
-    let mut raw =
-        Raw::new("tma/tensor_scatter4", "tensor_scatter4", "", "u32 1").body(&body).target("sm_100a", "8.6");
-    raw.head = vec!["-- Expected: computed from PTX ISA 5.5.3.4, not by the simulator.".into()];
-    raw.parameters = parameters(5);
+    let mut raw = Raw::of_launches("tma/tensor_scatter4", "tensor_scatter4", ROWS, parameters(5))
+        .body(&body)
+        .target("sm_100a", "8.6");
     let mut outputs = Vec::new();
     for (turn, (swizzle, width)) in
         [("None", 64), ("B128", 64), ("B64", 32), ("B32", 16)].into_iter().enumerate()
@@ -428,9 +428,10 @@ fn pair(d: usize) -> Draft {
     );
     let name = format!("tensor_load_pair_{d}d");
     let rows = "tensor_load_pair tensor_load_pair_first";
-    let mut raw = Raw::new(&format!("tma/{name}"), rows, "", "u32 1").body(&body).target("sm_100a", "8.6");
-    raw.head = vec!["-- Expected: computed element by element, not by the simulator.".into()];
-    raw.parameters = parameters(d);
+    let mut raw =
+        Raw::of_launches(&format!("tma/{name}"), rows, Some("computed element by element"), parameters(d))
+            .body(&body)
+            .target("sm_100a", "8.6");
     let mut outputs = Vec::new();
     for (map, at) in maps(d).into_iter().step_by(3) {
         let (_, size) = map.strides();

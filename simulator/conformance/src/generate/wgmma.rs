@@ -3,9 +3,9 @@
 //! The tiles are filled linearly, so which element lies where is up to the descriptor: two devices agree only if
 //! they read it alike. Small whole numbers (and subnormals times whole numbers) have exact sums.
 
-use super::Draft;
 use super::kernel::renamed;
 use super::raw::Raw;
+use super::{Draft, samples};
 use dualgemm_ptx::ast::{Immediate, Instruction, Operand};
 use dualgemm_ptx::isa::{Family, Row};
 use dualgemm_ptx::layout::Swizzle;
@@ -57,8 +57,7 @@ fn element(ty: &str) -> &str {
 /// The wgmmas of one file: (instruction, swizzle, transposed A, transposed B, negated A).
 fn chosen(row: &'static Row) -> Vec<(Instruction, Swizzle, u8, u8, i64)> {
     let mut by_type: BTreeMap<String, Vec<Instruction>> = BTreeMap::new();
-    for sample in row.samples() {
-        let i = sample.instruction;
+    for i in samples(row) {
         let (a, b) = types(&i);
         by_type.entry(format!("{a} {b} {}", i.has("satfinite"))).or_default().push(i);
     }

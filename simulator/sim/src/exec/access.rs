@@ -239,10 +239,8 @@ impl Cx<'_, '_> {
     pub fn addresses(&mut self, a: &Addr) -> [u64; 32] {
         let base = self.w.regs.r64(a.base, self.m);
         let narrow = matches!(a.space, Space::SharedCta | Space::SharedCluster);
-        base.map(|b| {
-            let sum = b.wrapping_add(a.offset as u64);
-            if narrow { sum & u64::from(u32::MAX) } else { sum }
-        })
+        let mask = if narrow { u32::MAX.into() } else { u64::MAX };
+        each(&base, |b| b.wrapping_add(a.offset as u64) & mask)
     }
 
     /// A place that `space` may name from this CTA.

@@ -106,7 +106,7 @@ fn one(i: &mut Ins<'_>) -> Decoded {
     let (t, s) = (int(ty), i.src(1, ty)?);
     Ok(Op::computes(how, &[s], &[], move |cx| {
         let a = cx.w.regs.r64(s, cx.m);
-        cx.w.regs.w64(d, cx.m, &a.map(|a| f(t, a)));
+        cx.w.regs.w64(d, cx.m, &each(&a, |a| f(t, a)));
     }))
 }
 
@@ -186,15 +186,19 @@ fn two(i: &mut Ins<'_>) -> Decoded {
         let wide = (part == Some(Part::Wide) && ty == Type::U32).then_some(Part::Lo);
         let rows = if plain { rows!(u64, (root, wide.or(part))) } else { None };
         return Ok(Op::computes(how, operands, controls, move |cx| {
-            let (a, b) = (cx.w.regs.r64(s[0], cx.m), cx.w.regs.r64(s[1], cx.m));
-            let r = rows.map_or_else(|| map2(&a, &b, |x, y| f(t, x, y)), |rows| rows(&a, &b));
-            cx.w.regs.w64(d, cx.m, &r);
+            let a = cx.w.regs.r64(s[0], cx.m);
+            let b = cx.w.regs.r64(s[1], cx.m);
+            match rows {
+                Some(rows) => cx.w.regs.w64(d, cx.m, &rows(&a, &b)),
+                None => cx.w.regs.w64(d, cx.m, &map2(&a, &b, |x, y| f(t, x, y))),
+            }
         }));
     }
     let fast = plain && t.bits == 32;
     if let Some(rows) = rows!(u32, (root, part)).or(rows32(root, t.signed)).filter(|_| fast) {
         return Ok(Op::computes(how, operands, controls, move |cx| {
-            let (a, b) = (cx.w.regs.r32(s[0], cx.m), cx.w.regs.r32(s[1], cx.m));
+            let a = cx.w.regs.r32(s[0], cx.m);
+            let b = cx.w.regs.r32(s[1], cx.m);
             cx.w.regs.w32(d, cx.m, &rows(&a, &b));
         }));
     }
@@ -225,8 +229,10 @@ fn triple(
     let (d, s) = (i.dst(0)?, sources(i, types)?);
     let (operands, controls) = s.split_at(3 - controls);
     Ok(Op::computes(how, operands, controls, move |cx| {
-        let v = s.map(|s| cx.w.regs.r64(s, cx.m));
-        cx.w.regs.w64(d, cx.m, &std::array::from_fn(|l| f(v[0][l], v[1][l], v[2][l])));
+        let a = cx.w.regs.r64(s[0], cx.m);
+        let b = cx.w.regs.r64(s[1], cx.m);
+        let c = cx.w.regs.r64(s[2], cx.m);
+        cx.w.regs.w64(d, cx.m, &std::array::from_fn(|l| f(a[l], b[l], c[l])));
     }))
 }
 
@@ -430,9 +436,10 @@ fn bits(f: impl Fn(usize) -> bool) -> u32 {
 }
 
 fn setp(cx: &mut Cx<'_, '_>, c: Comparison, s: &[Src; 2]) -> u32 {
-    let (a, b) = (cx.w.regs.r64(s[0], cx.m), cx.w.regs.r64(s[1], cx.m));
+    let a = cx.w.regs.r64(s[0], cx.m);
+    let b = cx.w.regs.r64(s[1], cx.m);
     let Comparison::Int(op, ty) = c else { return bits(|i| compares(c, a[i], b[i])) };
-    let (a, b) = (a.map(|v| ty.key(v)), b.map(|v| ty.key(v)));
+    let (a, b) = (each(&a, |v| ty.key(v)), each(&b, |v| ty.key(v)));
     // One loop per operator, so that the compiler sees which it is.
     match op {
         Compare::Eq => bits(|i| ordered(Compare::Eq, a[i], b[i])),

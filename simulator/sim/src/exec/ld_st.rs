@@ -115,20 +115,20 @@ fn execute_load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Order
         let at = k * width;
         match (d, width) {
             (Dst::Reg(Reg::R32(_)), 4) => {
-                let v = row::<4>(&bytes, total, at).map(u32::from_le_bytes);
+                let v = row(&bytes, total, at, u32::from_le_bytes);
                 cx.w.regs.w32(*d, cx.m, &v);
             }
-            (_, 16) => cx.w.regs.w128(*d, cx.m, &row(&bytes, total, at).map(u128::from_le_bytes)),
+            (_, 16) => cx.w.regs.w128(*d, cx.m, &row(&bytes, total, at, u128::from_le_bytes)),
             _ => {
                 let v = match width {
-                    1 => row::<1>(&bytes, total, at).map(|b| b[0].into()),
-                    2 => row::<2>(&bytes, total, at).map(|b| u16::from_le_bytes(b).into()),
-                    4 => row::<4>(&bytes, total, at).map(|b| u32::from_le_bytes(b).into()),
-                    _ => row::<8>(&bytes, total, at).map(u64::from_le_bytes),
+                    1 => row(&bytes, total, at, |b: [u8; 1]| b[0].into()),
+                    2 => row(&bytes, total, at, |b| u16::from_le_bytes(b).into()),
+                    4 => row(&bytes, total, at, |b| u32::from_le_bytes(b).into()),
+                    _ => row(&bytes, total, at, u64::from_le_bytes),
                 };
                 let unused = 64 - 8 * width as u32;
                 let extend = |v: u64| ((v << unused) as i64 >> unused) as u64;
-                cx.w.regs.w64(*d, cx.m, &if ty.is_signed() { v.map(extend) } else { v });
+                cx.w.regs.w64(*d, cx.m, &if ty.is_signed() { each(&v, extend) } else { v });
             }
         }
         if !holes.is_empty() {
@@ -143,19 +143,32 @@ fn execute_load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Order
     Ok(Flow::Next)
 }
 
-/// `N` bytes of every lane, at byte `at` of its `total`.
+/// The values of `N` bytes of every lane, at byte `at` of its `total`.
 #[inline]
-fn row<const N: usize>(bytes: &Bytes, total: usize, at: usize) -> [[u8; N]; 32] {
-    let lanes = bytes.chunks_exact(total).map(|lane| lane[at..].first_chunk().copied());
-    let mut out = [[0; N]; 32];
-    out.iter_mut().zip(lanes).for_each(|(out, lane)| *out = lane.unwrap_or(*out));
+fn row<const N: usize, T: Copy + Default>(
+    bytes: &Bytes,
+    total: usize,
+    at: usize,
+    value: impl Fn([u8; N]) -> T,
+) -> [T; 32] {
+    let mut out = [T::default(); 32];
+    for (out, lane) in out.iter_mut().zip(bytes.chunks_exact(total)) {
+        *out = lane[at..].first_chunk().map_or(*out, |bytes| value(*bytes));
+    }
     out
 }
 
 /// Sets what [`row`] reads.
 #[inline]
-fn set_row<const N: usize>(bytes: &mut Bytes, total: usize, at: usize, row: [[u8; N]; 32]) {
-    bytes.chunks_exact_mut(total).zip(row).for_each(|(lane, v)| lane[at..at + N].copy_from_slice(&v));
+fn set_row<const N: usize, T: Copy>(
+    bytes: &mut Bytes,
+    total: usize,
+    at: usize,
+    row: &[T; 32],
+    bytes_of: impl Fn(T) -> [u8; N],
+) {
+    let lanes = bytes.chunks_exact_mut(total).zip(row);
+    lanes.for_each(|(lane, v)| lane[at..at + N].copy_from_slice(&bytes_of(*v)));
 }
 
 /// The undefined bits of a register loaded from `width` bytes at `at` of what each lane has read.
@@ -198,14 +211,14 @@ fn execute_store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Orde
         let check = cx.w.regs.check_reads(false);
         if width == 16 {
             let v = cx.w.regs.r128(*s, cx.m);
-            set_row(&mut bytes, total, at, v.map(u128::to_le_bytes));
+            set_row(&mut bytes, total, at, &v, u128::to_le_bytes);
         } else {
             let v = cx.w.regs.r64(*s, cx.m);
             match width {
-                1 => set_row(&mut bytes, total, at, v.map(|v| [v as u8])),
-                2 => set_row(&mut bytes, total, at, v.map(|v| (v as u16).to_le_bytes())),
-                4 => set_row(&mut bytes, total, at, v.map(|v| (v as u32).to_le_bytes())),
-                _ => set_row(&mut bytes, total, at, v.map(u64::to_le_bytes)),
+                1 => set_row(&mut bytes, total, at, &v, |v| [v as u8]),
+                2 => set_row(&mut bytes, total, at, &v, |v| (v as u16).to_le_bytes()),
+                4 => set_row(&mut bytes, total, at, &v, |v| (v as u32).to_le_bytes()),
+                _ => set_row(&mut bytes, total, at, &v, u64::to_le_bytes),
             }
         }
         cx.w.regs.check_reads(check);

@@ -30,7 +30,7 @@ use crate::decode::operand::{Addr, Ordering, Scope};
 use crate::decode::{Decoded, Ins};
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::Agent;
-use crate::machine::regs::FULL;
+use crate::machine::regs::{FULL, each};
 use crate::machine::step::Flow;
 use crate::machine::warp::{Group, GroupKind, Wait, Warp};
 use crate::memory::{Place, Space, place};

@@ -160,8 +160,12 @@ impl Cx<'_, '_> {
             (_, Place::Global(_)) => counters.global_read += again,
             _ => counters.shared_read += again,
         }
-        if run.same {
-            (1..lanes).for_each(|l| out.copy_within(start..start + bytes, start + l * bytes));
+        // Of the same bytes for all lanes, twice as many with each copy.
+        let mut filled = len;
+        while filled < bytes * lanes {
+            let more = filled.min(bytes * lanes - filled);
+            out.copy_within(start..start + more, start + filled);
+            filled += more;
         }
         true
     }

@@ -52,6 +52,12 @@ fn splat(v: u32) -> [u32; 32] {
     [v; 32]
 }
 
+/// A row by lane. `map` would move the row first, one lane at a time.
+#[inline]
+pub fn each<T: Copy, R>(row: &[T; 32], f: impl Fn(T) -> R) -> [R; 32] {
+    std::array::from_fn(|l| f(row[l]))
+}
+
 /// `new` where the mask has a bit, `old` elsewhere.
 #[inline]
 fn blend<T: Copy>(old: &mut [T; 32], new: &[T; 32], m: u32) {
@@ -100,7 +106,7 @@ impl Regs {
                 self.r32[i as usize]
             }
             Src::Imm(v) => splat(v as u32),
-            other => self.r64(other, m).map(|v| v as u32),
+            other => each(&self.r64(other, m), |v| v as u32),
         }
     }
 
@@ -114,7 +120,7 @@ impl Regs {
             }
             Src::Reg(Reg::R32(i)) => {
                 self.may_read(Reg::R32(i), m);
-                self.r32[i as usize].map(u64::from)
+                each(&self.r32[i as usize], u64::from)
             }
             Src::Imm(v) => [v; 32],
             Src::Shared(offset) => [u64::from(offset | self.ids.rank << crate::memory::RANK_SHIFT); 32],
@@ -172,11 +178,11 @@ impl Regs {
                 if self.will_write(Reg::R32(i), m) {
                     blend(&mut self.r32[i as usize], v, m);
                 } else {
-                    self.put_aside(Reg::R32(i), m, v.map(u64::from));
+                    self.put_aside(Reg::R32(i), m, each(v, u64::from));
                 }
             }
             Dst::Sink => {}
-            other => self.w64(other, m, &v.map(u64::from)),
+            other => self.w64(other, m, &each(v, u64::from)),
         }
     }
 
@@ -195,9 +201,7 @@ impl Regs {
                 self.w64(Dst::Reg(Reg::R64(i)), m, v);
                 self.w64(Dst::Reg(Reg::R64(i + 1)), m, &[0; 32]);
             }
-            Dst::Reg(Reg::R32(_)) => {
-                self.w32(d, m, &v.map(|v| v as u32));
-            }
+            Dst::Reg(Reg::R32(_)) => self.w32(d, m, &each(v, |v| v as u32)),
             Dst::Reg(Reg::Pred(_)) => {
                 let p = (0..32).fold(0, |p, i| p | u32::from(v[i] != 0) << i);
                 self.wpred(d, m, p);

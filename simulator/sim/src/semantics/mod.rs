@@ -15,6 +15,5 @@ pub mod misuse;
 pub mod narrow;
 pub mod reduce;
 pub mod smem_desc;
-pub mod swizzle;
 pub mod tcgen05;
 pub mod tma;

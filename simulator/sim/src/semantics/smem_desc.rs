@@ -20,8 +20,8 @@
 //! then the swizzle XORs the absolute address.
 
 use super::misuse::{invalid, not_modelled, require};
-use super::swizzle::Swizzle;
 use crate::trap::Fault;
+use dualgemm_ptx::layout::TensorSwizzle as Swizzle;
 
 /// Which dimension of a multiplicand is contiguous in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

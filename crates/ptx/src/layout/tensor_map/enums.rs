@@ -93,13 +93,55 @@ driver_enum! {
 }
 
 impl TensorSwizzle {
-    /// Longest box row in bytes; `None`: no limit.
-    pub const fn span(self) -> Option<u32> {
+    /// Where the byte at unswizzled shared address `address` lies: PTX ISA 5.5.7 as one XOR of the absolute address, by
+    /// which a start that is not aligned to the pattern gets what the ISA's "base offset" formula says. An involution
+    /// that moves whole atoms.
+    #[inline]
+    pub const fn apply(self, address: u32) -> u32 {
+        // Bits 7 and up number the 128-byte lines.
+        let line = address >> 7;
+        address
+            ^ match self {
+                TensorSwizzle::None => 0,
+                TensorSwizzle::B32 => (line & 1) << 4,
+                TensorSwizzle::B64 => (line & 3) << 4,
+                TensorSwizzle::B128 => (line & 7) << 4,
+                TensorSwizzle::B128Atom32 => (line & 3) << 5,
+                TensorSwizzle::B128Atom32Flip8 => (line & 3) << 5 | (line & 1) << 3,
+                TensorSwizzle::B128Atom64 => (line & 1) << 6,
+            }
+    }
+
+    /// Bytes of a row within which atoms move, the longest box row with swizzling; 16 without, where a row of a canonical
+    /// matrix layout is one 16-byte chunk.
+    #[inline]
+    pub const fn span(self) -> u32 {
         match self {
-            TensorSwizzle::None => None,
-            TensorSwizzle::B32 => Some(32),
-            TensorSwizzle::B64 => Some(64),
-            _ => Some(128),
+            TensorSwizzle::None => 16,
+            TensorSwizzle::B32 => 32,
+            TensorSwizzle::B64 => 64,
+            _ => 128,
+        }
+    }
+
+    /// Bytes that move as one, which a destination must be aligned to at least.
+    #[inline]
+    pub const fn atom(self) -> u32 {
+        match self {
+            TensorSwizzle::B128Atom32 | TensorSwizzle::B128Atom32Flip8 => 32,
+            TensorSwizzle::B128Atom64 => 64,
+            _ => 16,
+        }
+    }
+
+    /// Bytes after which the pattern repeats; a pattern that starts at a multiple has base offset 0.
+    #[inline]
+    pub const fn repeat(self) -> u32 {
+        match self {
+            TensorSwizzle::None => 16,
+            TensorSwizzle::B32 => 256,
+            TensorSwizzle::B64 => 512,
+            _ => 1024,
         }
     }
 }
@@ -130,5 +172,55 @@ driver_enum! {
     OutOfBounds {
         Zero = 0 "Zero.",
         Nan = 1 "A NaN that a following FMA treats as zero; floating-point types only.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tables of PTX ISA 5.5.7: which 16-byte chunk of the source each place of the destination holds.
+    #[test]
+    fn patterns_are_the_tables_of_the_isa_exact() {
+        let tables: [(TensorSwizzle, &[&str]); 6] = [
+            (TensorSwizzle::None, &["01234567", "01234567"]),
+            (TensorSwizzle::B32, &["01234567", "10325476"]),
+            (TensorSwizzle::B64, &["01234567", "10325476", "23016745", "32107654"]),
+            (
+                TensorSwizzle::B128,
+                &[
+                    "01234567", "10325476", "23016745", "32107654", "45670123", "54761032", "67452301",
+                    "76543210",
+                ],
+            ),
+            (TensorSwizzle::B128Atom32, &["01234567", "23016745", "45670123", "67452301"]),
+            (TensorSwizzle::B128Atom64, &["01234567", "45670123"]),
+        ];
+        for (swizzle, rows) in tables {
+            for line in 0..64u32 {
+                let row = rows[line as usize % rows.len()].as_bytes();
+                for place in 0..8u32 {
+                    let source = (row[place as usize] - b'0') as u32;
+                    let from = swizzle.apply(line * 128 + source * 16);
+                    assert_eq!(from, line * 128 + place * 16, "{swizzle:?} line {line}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_pattern_is_an_involution_that_keeps_atoms_whole() {
+        for &swizzle in TensorSwizzle::ALL {
+            for address in 0..4096 {
+                let moved = swizzle.apply(address);
+                assert_eq!(swizzle.apply(moved), address);
+                assert_eq!(moved / swizzle.span().max(128), address / swizzle.span().max(128));
+                let flip = if swizzle == TensorSwizzle::B128Atom32Flip8 { 8 } else { 0 };
+                assert_eq!((moved ^ address) & (swizzle.atom() - 1) & !flip, 0);
+                assert_eq!(swizzle.apply(address + swizzle.repeat()), moved + swizzle.repeat());
+            }
+        }
+        assert_eq!(TensorSwizzle::B128Atom32Flip8.apply(128), 128 + 32 + 8);
+        assert_eq!(TensorSwizzle::B128Atom32Flip8.apply(256), 256 + 64);
     }
 }

@@ -176,10 +176,8 @@ impl TensorMap {
         if self.interleave == Interleave::None {
             let what = "box row in bits";
             require(row_bits.is_multiple_of(128), what, row_bits, "a multiple of 128 (16 bytes) needed")?;
-            if let Some(span) = self.swizzle.span() {
-                let rule = "at most the swizzle span possible";
-                require(row_bits <= span * 8, what, row_bits, rule)?;
-            }
+            let fits = self.swizzle == TensorSwizzle::None || row_bits <= self.swizzle.span() * 8;
+            require(fits, what, row_bits, "at most the swizzle span possible")?;
         }
         require(
             self.interleave != Interleave::B32 || self.swizzle == TensorSwizzle::B32,

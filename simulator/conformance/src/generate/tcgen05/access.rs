@@ -1,7 +1,7 @@
 //! tcgen05.ld and tcgen05.st: every shape and repetition, with and without packing.
 
 use super::layout::{access, cute};
-use super::{Entry, MIX, file, fill, filled, launch, registers};
+use super::{Entry, MIX, fill, filled, known, registers};
 use crate::generate::Draft;
 
 /// The files of loads and stores, and of waiting for both.
@@ -132,10 +132,8 @@ fn load(name: &str, samples: &[Sample]) -> Draft {
         }
         first += count.next_multiple_of(4);
     }
-    let entry = Entry::new(1, "", &body);
-    let head = [launch(&entry), format!("out u32 {} = ?", expected.len())];
     let name = format!("tcgen05_ld_{name}");
-    file(&name, &name, "8.6", &head, &[entry], || vec![expected])
+    known(&name, &name, [(Entry::new(1, "", &body), expected)])
 }
 
 /// What lanes hold around and in a store, column by column as the digits of a number to the base 31. Of columns that
@@ -194,10 +192,8 @@ fn store(name: &str, samples: &[Sample]) -> Draft {
                 digits.fold(0, |h: u32, cell| h.wrapping_mul(31).wrapping_add(cell & mask));
         }
     }
-    let entry = Entry::new(1, "", &body);
-    let head = [launch(&entry), format!("out u32 {} = ?", expected.len())];
     let name = format!("tcgen05_st_{name}");
-    file(&name, &name, "8.6", &head, &[entry], || vec![expected])
+    known(&name, &name, [(Entry::new(1, "", &body), expected)])
 }
 
 /// A column goes round: loaded, changed, stored over itself and beside itself, with a wait before each use.
@@ -232,7 +228,5 @@ fn waits() -> Draft {
         expected.extend(&column);
         column.iter_mut().for_each(|v| *v = *v * 5 + i);
     }
-    let entry = Entry::new(1, "", body);
-    let head = [launch(&entry), format!("out u32 {} = ?", expected.len())];
-    file("tcgen05_wait", "tcgen05_wait", "8.6", &head, &[entry], || vec![expected])
+    known("tcgen05_wait", "tcgen05_wait", [(Entry::new(1, "", body), expected)])
 }

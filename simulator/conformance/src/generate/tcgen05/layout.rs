@@ -1,5 +1,7 @@
 //! Where things lie and what codes mean, restated from the PTX ISA and CUTLASS.
 
+use dualgemm_ptx::layout::Swizzle;
+
 /// Modes `(size, stride)` of a CuTe layout, the first fastest.
 pub type Modes = Vec<(u32, u32)>;
 
@@ -35,41 +37,23 @@ pub fn access(shape: &str, num: u32) -> (Modes, Modes, u32) {
     }
 }
 
-/// Swizzle of a shared memory matrix, by its code in the descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Swizzle {
-    None,
-    B32,
-    B64,
-    B128,
+/// Bits 61 to 63 of a descriptor.
+fn code(swizzle: Swizzle) -> u32 {
+    match swizzle {
+        Swizzle::None => 0,
+        Swizzle::B32 => 6,
+        Swizzle::B64 => 4,
+        Swizzle::B128 => 2,
+    }
 }
 
-impl Swizzle {
-    pub const ALL: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
-
-    /// Bits 61 to 63 of a descriptor.
-    pub fn code(self) -> u32 {
-        match self {
-            Swizzle::None => 0,
-            Swizzle::B32 => 6,
-            Swizzle::B64 => 4,
-            Swizzle::B128 => 2,
-        }
-    }
-
-    /// 16-byte units in a row of the pattern.
-    fn units(self) -> u32 {
-        match self {
-            Swizzle::None => 1,
-            Swizzle::B32 => 2,
-            Swizzle::B64 => 4,
-            Swizzle::B128 => 8,
-        }
-    }
-
-    /// Swizzle<B, 4, 3> on a byte address.
-    fn apply(self, address: u32) -> u32 {
-        address ^ (address >> 7 & (self.units() - 1)) << 4
+/// 16-byte units in a row of the pattern.
+fn units(swizzle: Swizzle) -> u32 {
+    match swizzle {
+        Swizzle::None => 1,
+        Swizzle::B32 => 2,
+        Swizzle::B64 => 4,
+        Swizzle::B128 => 8,
     }
 }
 
@@ -88,12 +72,12 @@ impl Tile {
     /// The words of its descriptor, the address of the tile not added.
     pub fn descriptor(&self) -> (u32, u32) {
         let [start, lbo, sbo] = [self.start, self.lbo, self.sbo].map(|bytes| bytes / 16);
-        (start | lbo << 16, sbo | 1 << 14 | self.swizzle.code() << 29)
+        (start | lbo << 16, sbo | 1 << 14 | code(self.swizzle) << 29)
     }
 
     /// The byte address of unit `unit` (16 bytes along the contiguous dimension) of line `line`.
     pub fn unit(&self, line: u32, unit: u32) -> u32 {
-        let c = self.swizzle.units();
+        let c = units(self.swizzle);
         let offset = match (self.transposed, self.swizzle) {
             // ((8,m),(T,2k)):((1T,SBO),(1,LBO))
             (false, Swizzle::None) => line % 8 * 16 + line / 8 * self.sbo + unit * self.lbo,
@@ -104,7 +88,9 @@ impl Tile {
             // ((T,c,m),(8,k)):((1,T,LBO),(cT,SBO))
             (true, _) => unit % c * 16 + unit / c * self.lbo + line % 8 * 16 * c + line / 8 * self.sbo,
         };
-        self.swizzle.apply(self.start + offset)
+        // Swizzle<B, 4, 3> on a byte address.
+        let address = self.start + offset;
+        address ^ (address >> 7 & (c - 1)) << 4
     }
 }
 

@@ -11,7 +11,7 @@ mod multiply;
 mod product;
 mod transfer;
 
-use super::Draft;
+use super::{Draft, bytes_of, indented};
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
@@ -37,15 +37,14 @@ struct Entry {
     body: String,
     /// The body allocates and frees tensor memory itself.
     bare: bool,
+    /// CTAs of the cluster.
+    ctas: u32,
 }
 
 impl Entry {
     fn new(group: u32, declared: &str, body: &str) -> Entry {
-        Entry { group, parameters: String::new(), declared: declared.into(), body: body.into(), bare: false }
-    }
-
-    fn name(&self) -> String {
-        format!("k{}", self.group)
+        let (declared, body) = (declared.into(), body.into());
+        Entry { group, parameters: String::new(), declared, body, bare: false, ctas: group }
     }
 
     fn text(&self) -> String {
@@ -90,16 +89,11 @@ impl Entry {
             handover(group),
             free,
         );
-        let mut text = format!(
-            ".visible .entry {}(.param .u64 out{})\n.reqntid 128, 1, 1\n{{\n{REGISTERS}",
-            self.name(),
-            self.parameters
-        );
-        for line in body.lines().map(str::trim).filter(|l| !l.is_empty()) {
-            let tab = if line.ends_with(':') { "" } else { "\t" };
-            text += &format!("{tab}{line}\n");
-        }
-        text + "\tret;\n}\n"
+        format!(
+            ".visible .entry k{group}(.param .u64 out{})\n.reqntid 128, 1, 1\n{{\n{REGISTERS}{}\tret;\n}}\n",
+            self.parameters,
+            indented(&body)
+        )
     }
 }
 
@@ -180,10 +174,8 @@ fn registers(prefix: &str, first: u32, count: u32) -> String {
 
 /// The launch line of an entry.
 fn launch(entry: &Entry) -> String {
-    match entry.group {
-        1 => "launch k1 grid 1 block 128".into(),
-        _ => "launch k2 grid 2 block 128 cluster 2".into(),
-    }
+    let Entry { group, ctas, .. } = entry;
+    format!("launch k{group} grid {ctas} block 128{}", if *ctas == 2 { " cluster 2" } else { "" })
 }
 
 /// A file: rows, PTX version, head lines, kernels, and what the outputs hold.
@@ -205,7 +197,15 @@ fn file(
     for entry in entries {
         text += &entry.text();
     }
-    let bytes = |words: Vec<u32>| words.iter().flat_map(|w| w.to_le_bytes()).collect();
-    let expected = Box::new(move || expected().into_iter().map(bytes).collect());
+    let expected = Box::new(move || expected().into_iter().map(bytes_of).collect());
     Draft { name: format!("tcgen05/{name}"), text, expected }
+}
+
+/// A file of kernels that have nothing but an output each, with what it holds.
+fn known(name: &str, rows: &str, kernels: impl IntoIterator<Item = (Entry, Vec<u32>)>) -> Draft {
+    let (entries, outputs): (Vec<_>, Vec<_>) = kernels.into_iter().unzip();
+    let lines =
+        |(entry, output): (&Entry, &Vec<u32>)| [launch(entry), format!("out u32 {} = ?", output.len())];
+    let head: Vec<String> = entries.iter().zip(&outputs).flat_map(lines).collect();
+    file(name, rows, "8.6", &head, &entries, || outputs)
 }

@@ -5,9 +5,10 @@
 
 use super::file;
 use super::issue::entry;
-use super::layout::{Swizzle, Tile, bits};
+use super::layout::{Tile, bits};
 use super::product::{Format, IMAGE, Product, SCALE_WORDS, Variant, contents, scale_contents};
 use crate::generate::Draft;
+use dualgemm_ptx::layout::Swizzle;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {

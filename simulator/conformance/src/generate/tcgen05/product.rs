@@ -1,7 +1,7 @@
 //! One product of tcgen05.mma: its descriptor, where D lies, and what D becomes, with plain loops in binary64.
 
 use super::layout::{Tile, bits, value};
-use crate::conformance::data::Data;
+use crate::generate::tensor::bytes;
 
 /// Bytes of shared memory for each of A and B in each CTA.
 pub const IMAGE: usize = 16384;
@@ -192,17 +192,11 @@ impl Product {
         let image = |ty: &str, seed| {
             let (ty, generator, size) = contents(ty);
             let count = 2 * IMAGE / size;
-            Data { ty: ty.into(), generator: generator.into(), seed, count }.bytes()
+            bytes(ty, generator, seed, count)
         };
         let scale_image = |seed| {
             let (ty, generator) = scale_contents(scale_ty);
-            Data {
-                ty: ty.into(),
-                generator: generator.into(),
-                seed,
-                count: 2 * 32 * 4 * SCALE_WORDS as usize,
-            }
-            .bytes()
+            bytes(ty, generator, seed, 2 * 32 * 4 * SCALE_WORDS as usize)
         };
         let (a, b) = (image(a_ty, 3), image(b_ty, 4));
         let a = match self.a_in_tensor_memory {

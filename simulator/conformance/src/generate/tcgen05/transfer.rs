@@ -1,8 +1,9 @@
 //! Allocation, copies from shared memory with and without decompression, shifts, commits, fences.
 
-use super::layout::{Swizzle, Tile};
-use super::{Entry, MIX, commit, file, fill, filled, handover, launch, registers, wait};
+use super::layout::Tile;
+use super::{Entry, MIX, commit, fill, filled, handover, known, registers, wait};
 use crate::generate::Draft;
+use dualgemm_ptx::layout::Swizzle;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
@@ -144,10 +145,7 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
         }
     }
     let words = 16 * samples.len() as u32;
-    let mut entries = Vec::new();
-    let mut head = Vec::new();
-    let mut outputs = Vec::new();
-    for group in [1, 2] {
+    let kernels = [1, 2].map(|group| {
         let mut body = format!("{}\n{}\n", fill_shared(group), output(words));
         let mut expected = vec![0; (128 * group * words) as usize];
         for (i, &(shape, warps, format, _, tile, base)) in samples.iter().enumerate() {
@@ -173,18 +171,14 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
             );
             copied(&mut expected, (group, words), i, &samples[i]);
         }
-        let entry = Entry::new(group, SHARED, &body);
-        head.extend([launch(&entry), format!("out u32 {} = ?", expected.len())]);
-        entries.push(entry);
-        outputs.push(expected);
-    }
-    file(name, name, "8.6", &head, &entries, || outputs)
+        (Entry::new(group, SHARED, &body), expected)
+    });
+    known(name, name, kernels)
 }
 
 /// Each warp's rows move to the lane before, eight columns wide, the last stays.
 fn shift() -> Draft {
-    let (mut entries, mut head, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
-    for group in [1, 2] {
+    let kernels = [1, 2].map(|group| {
         let body = format!(
             "{}
              {}
@@ -217,12 +211,9 @@ fn shift() -> Draft {
             }
             expected.extend(memory.concat());
         }
-        let entry = Entry::new(group, "", &body);
-        head.extend([launch(&entry), format!("out u32 {} = ?", expected.len())]);
-        entries.push(entry);
-        outputs.push(expected);
-    }
-    file("tcgen05_shift", "tcgen05_shift", "8.6", &head, &entries, || outputs)
+        (Entry::new(group, "", &body), expected)
+    });
+    known("tcgen05_shift", "tcgen05_shift", kernels)
 }
 
 /// What both CTAs store for commit `i` of so many.
@@ -246,7 +237,6 @@ fn committed(expected: &mut [u32], group: u32, (i, count): (usize, usize)) {
 /// Which CTAs of a cluster a commit arrives at, and that what was issued before it is complete then.
 fn commits() -> Draft {
     let (low, high) = DENSE.descriptor();
-    let (mut entries, mut head, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
     // Space, CTAs of the mask.
     let samples: [(&str, Option<u32>); 6] = [
         (".shared::cluster", None),
@@ -256,7 +246,7 @@ fn commits() -> Draft {
         (".shared::cluster", Some(1)),
         ("", Some(3)),
     ];
-    for group in [1, 2] {
+    let kernels = [1, 2].map(|group| {
         let mut body = format!(
             "{}
              mad.lo.u32 %r0, %rank, 128, %t;
@@ -314,15 +304,9 @@ fn commits() -> Draft {
             );
             committed(&mut expected, group, (i, samples.len()));
         }
-        let entry = Entry::new(group, SHARED, &body);
-        head.extend([
-            format!("launch k{group} grid 2 block 128 cluster 2"),
-            format!("out u32 {} = ?", expected.len()),
-        ]);
-        entries.push(entry);
-        outputs.push(expected);
-    }
-    file("tcgen05_commit", "tcgen05_commit", "8.6", &head, &entries, || outputs)
+        (Entry { ctas: 2, ..Entry::new(group, SHARED, &body) }, expected)
+    });
+    known("tcgen05_commit", "tcgen05_commit", kernels)
 }
 
 /// Stores of four warps, then a copy over a part of them, then loads: each step sees the one before because of the
@@ -364,16 +348,13 @@ fn fences() -> Draft {
             });
         }
     }
-    let entry = Entry::new(1, SHARED, &body);
-    let head = [launch(&entry), format!("out u32 {} = ?", expected.len())];
-    file("tcgen05_fence", "tcgen05_fence", "8.6", &head, &[entry], || vec![expected])
+    known("tcgen05_fence", "tcgen05_fence", [(Entry::new(1, SHARED, &body), expected)])
 }
 
 /// Allocations of every size, live together where they fit, are disjoint; one that does not fit waits until another
 /// warp frees room; nothing can be allocated any more by who gave the permit back (here the last step).
 fn allocation() -> Draft {
-    let (mut entries, mut head, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
-    for group in [1, 2] {
+    let kernels = [1, 2].map(|group| {
         let mut body = String::from("mad.lo.u32 %r0, %rank, 128, %t;\nmad.wide.u32 %out, %r0, 32, %out;\n");
         let sizes = [256, 128, 64, 64];
         for (i, size) in sizes.iter().enumerate() {
@@ -437,12 +418,7 @@ fn allocation() -> Draft {
         );
         let expected: Vec<u32> =
             (0..128 * group).flat_map(|t| (0..8).map(move |i| t % 128 * 16 + i)).collect();
-        let entry = Entry { bare: true, ..Entry::new(group, "", &body) };
-        head.extend([launch(&entry), format!("out u32 {} = ?", expected.len())]);
-        entries.push(entry);
-        outputs.push(expected);
-    }
-    file("tcgen05_alloc", "tcgen05_alloc tcgen05_dealloc tcgen05_relinquish", "8.6", &head, &entries, || {
-        outputs
-    })
+        (Entry { bare: true, ..Entry::new(group, "", &body) }, expected)
+    });
+    known("tcgen05_alloc", "tcgen05_alloc tcgen05_dealloc tcgen05_relinquish", kernels)
 }

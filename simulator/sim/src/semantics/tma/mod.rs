@@ -13,9 +13,8 @@
 mod rows;
 
 use super::misuse::require;
-use super::swizzle::Swizzle;
 use crate::trap::Fault;
-use dualgemm_ptx::layout::TensorDataType;
+use dualgemm_ptx::layout::{TensorDataType, TensorSwizzle as Swizzle};
 pub use rows::Bounds;
 
 /// A tensor map without interleave. Arrays have one entry per dimension, innermost first; those beyond `rank` are

@@ -103,8 +103,7 @@ impl TiledTensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::semantics::swizzle::Swizzle;
-    use dualgemm_ptx::layout::TensorDataType;
+    use dualgemm_ptx::layout::{TensorDataType, TensorSwizzle as Swizzle};
 
     fn images(bounds: Option<Bounds>, box_dims: [u32; 2]) -> TiledTensor {
         TiledTensor {
