@@ -66,11 +66,6 @@ pub fn upload(gpu: &dyn Device, bytes: &[u8]) -> DevicePtr {
     ptr
 }
 
-/// A new allocation with these floats.
-pub fn upload_f32s(gpu: &dyn Device, floats: &[f32]) -> DevicePtr {
-    upload(gpu, &floats.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
-}
-
 /// A new allocation filled with a byte that no result has throughout.
 pub fn poisoned(gpu: &dyn Device, bytes: usize) -> DevicePtr {
     let ptr = gpu.alloc(bytes).unwrap();
