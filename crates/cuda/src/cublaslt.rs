@@ -337,8 +337,14 @@ impl Matmul {
     /// As [`launch`](Self::launch).
     ///
     /// # Errors
-    /// [`Error::Driver`]; the failure of an earlier kernel.
-    pub unsafe fn choose(&mut self, operands: [DevicePtr; 3], workspace: DevicePtr) -> Result<(), Error> {
+    /// As there; the failure of an earlier kernel.
+    pub unsafe fn choose(
+        &mut self,
+        operands: [DevicePtr; 3],
+        scales: Option<[DevicePtr; 2]>,
+        workspace: DevicePtr,
+    ) -> Result<(), Error> {
+        self.take_scales(scales)?;
         let cuda = self.open.cuda.clone();
         let mut best = (f64::INFINITY, 0);
         for algo in 0..self.algos.len() {
@@ -356,45 +362,6 @@ impl Matmul {
         Ok(())
     }
 
-    /// As [`choose`](Self::choose), of nvfp4 operands.
-    ///
-    /// # Safety
-    /// As [`launch_nvfp4`](Self::launch_nvfp4).
-    ///
-    /// # Errors
-    /// As `choose`; if the product is not one of [`Blas::matmul_nvfp4`].
-    pub unsafe fn choose_nvfp4(
-        &mut self,
-        operands: [DevicePtr; 3],
-        scales: [DevicePtr; 2],
-        workspace: DevicePtr,
-    ) -> Result<(), Error> {
-        self.set_scales(scales)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.choose(operands, workspace) }
-    }
-
-    /// As [`launch`](Self::launch), of nvfp4 operands with the block scales of A and of B.
-    ///
-    /// # Safety
-    /// As there, of the scales too.
-    ///
-    /// # Errors
-    /// [`Error::Driver`]; if the product is not one of [`Blas::matmul_nvfp4`].
-    pub unsafe fn launch_nvfp4(
-        &self,
-        stream: Stream,
-        alpha: f32,
-        operands: [DevicePtr; 3],
-        scales: [DevicePtr; 2],
-        workspace: DevicePtr,
-    ) -> Result<(), Error> {
-        let _alone = self.scales.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
-        self.set_scales(scales)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_by(0, stream, alpha, operands, workspace) }
-    }
-
     /// Writes the addresses of the scales of A and of B into the description.
     fn set_scales(&self, [a, b]: [DevicePtr; 2]) -> Result<(), Error> {
         if self.scales.is_none() {
@@ -408,18 +375,37 @@ impl Matmul {
         Ok(())
     }
 
-    /// Starts it on a stream. `workspace` has the bytes asked for when the product was made.
+    /// The scales of operands that have any, and of no others.
+    fn take_scales(&self, scales: Option<[DevicePtr; 2]>) -> Result<(), Error> {
+        match scales {
+            Some(scales) => self.set_scales(scales),
+            None if self.scales.is_none() => Ok(()),
+            None => {
+                let reason = "its operands are nvfp4, which have block scales".into();
+                Err(Error::Driver { call: "a cuBLASLt product", reason })
+            }
+        }
+    }
+
+    /// Starts it on a stream, of nvfp4 operands with the block scales of A and of B. `workspace` has the bytes asked for when
+    /// the product was made.
     ///
     /// # Safety
-    /// Until it has ended, A, B, C and the workspace are live device memory of the sizes that the product was made for, and
-    /// nobody writes the former or uses the latter two in between.
+    /// Until it has ended, A, B, their scales, C and the workspace are live device memory of the sizes that the product was made
+    /// for, and nobody writes the former or uses the latter two in between.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; if there are scales of operands that have none, or none.
     pub unsafe fn launch(
         &self,
         stream: Stream,
         alpha: f32,
         operands: [DevicePtr; 3],
+        scales: Option<[DevicePtr; 2]>,
         workspace: DevicePtr,
     ) -> Result<(), Error> {
+        let _alone = self.scales.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.take_scales(scales)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_by(0, stream, alpha, operands, workspace) }
     }

@@ -139,6 +139,24 @@ impl FloatType {
             Self::Bf16 => bf16::from_f32(x).to_f32(),
         }
     }
+
+    /// Bytes of a number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// Numbers from their little-endian bytes, exact; bytes that are left over are not read.
+    pub fn values(self, bytes: &[u8]) -> Vec<f32> {
+        let halves = || bytes.as_chunks().0.iter().copied();
+        match self {
+            Self::F32 => bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect(),
+            Self::F16 => halves().map(|half| f16::from_le_bytes(half).to_f32()).collect(),
+            Self::Bf16 => halves().map(|half| bf16::from_le_bytes(half).to_f32()).collect(),
+        }
+    }
 }
 
 /// A matrix of one of the float types that activations come in.
@@ -180,6 +198,18 @@ impl FloatMatrix<'_> {
     /// Every element, row by row, exact.
     pub fn values(&self) -> impl Iterator<Item = f32> {
         (0..self.rows()).flat_map(move |row| (0..self.cols()).map(move |col| self.value(row, col)))
+    }
+
+    /// Every element, row by row, as little-endian bytes.
+    pub fn to_le_bytes(&self) -> Vec<u8> {
+        fn of<T: Copy, const N: usize>(m: &Matrix<'_, T>, bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+            (0..m.rows()).flat_map(|row| m.row(row)).flat_map(|&x| bytes(x)).collect()
+        }
+        match self {
+            Self::F32(m) => of(m, f32::to_le_bytes),
+            Self::F16(m) => of(m, f16::to_le_bytes),
+            Self::Bf16(m) => of(m, bf16::to_le_bytes),
+        }
     }
 
     /// Row and column of the first element that is NaN or infinite.
@@ -256,6 +286,10 @@ mod tests {
             let picked: Vec<f32> = m.pick("b", &[2, 0]).unwrap().values().collect();
             assert_eq!(picked, [f32::INFINITY, 3.0, 1.0, rounded]);
             assert_eq!(m.pick("b", &[1]).unwrap().not_finite(), None);
+            let bytes = m.to_le_bytes();
+            assert_eq!(bytes.len(), 6 * to.bytes());
+            assert_eq!(to.values(&bytes), m.values().collect::<Vec<_>>());
+            assert_eq!(to.values(&bytes[..3 * to.bytes() - 1]), to.values(&bytes[..2 * to.bytes()]));
             assert_eq!(
                 m.pick("b", &[]).unwrap_err().to_string(),
                 Error::NoRows { tensor: "b".into() }.to_string()

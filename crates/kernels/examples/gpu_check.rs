@@ -1,7 +1,7 @@
 //! Runs the kernels beside the fused Hopper kernel on a real card at real sizes, checks them against the host, and
 //! times them: launches replayed from a graph, operands rotating beyond L2, with and without programmatic dependent
 //! launch. `cargo run --release -p dualgemm-kernels --example gpu_check [NAME…]` runs those whose name contains one of
-//! the words. Small shapes with all their tails are what `tests/others` runs, with `DUALGEMM_TEST_DEVICE=cuda`.
+//! the words. Small shapes with all their tails are what `tests/others` and `tests/fused` run, with `DUALGEMM_TEST_DEVICE=cuda`.
 
 use dualgemm_bench::Timing;
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
@@ -10,9 +10,10 @@ use dualgemm_device::{Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::quantize::Quantizer;
 use dualgemm_formats::scalar::{e2m1, e4m3};
 use dualgemm_formats::{
-    BlockFormat, FloatMatrix, FloatType, GlobalScale, Producer, QuantizedMatrix, ScaleLayout, Search,
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
 };
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
+use dualgemm_kernels::fused::{Config, Fused};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::dequantize::Dequantize;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
@@ -20,11 +21,10 @@ use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
-use dualgemm_kernels::parts::rows::{Output, Variant};
-use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
+use dualgemm_kernels::operands::Operands;
+use dualgemm_kernels::parts::variant::Variant;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::{fp8, plain, sm80};
-use dualgemm_ptx::builder::HalfFormat;
 use half::f16;
 
 type Failure = Box<dyn std::error::Error>;
@@ -147,11 +147,6 @@ fn different(got: &[u8], want: &[u8]) -> f64 {
         + got.len().abs_diff(want.len()) as f64
 }
 
-fn rows_of(matrix: &FloatMatrix<'_>) -> Vec<u8> {
-    let FloatMatrix::F16(m) = matrix else { return Vec::new() };
-    (0..m.rows()).flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect()
-}
-
 fn elementwise(check: &mut Check) -> Result<(), Failure> {
     for (m, k) in [(1, 7168), (16, 7168), (64, 7168), (256, 7168), (512, 7168), (2048, 4096)] {
         for layout in [ScaleLayout::Linear, ScaleLayout::Sf128x4] {
@@ -171,7 +166,7 @@ fn elementwise(check: &mut Check) -> Result<(), Failure> {
     }
     for (m, k) in [(1, 7168), (64, 7168), (256, 7168), (2048, 4096)] {
         let a = Inputs::seeded(3).floats("a", FloatType::F16, m, k)?;
-        let rows = rows_of(&a);
+        let rows = a.to_le_bytes();
         let scale = GlobalScale::multiplier(0.002);
         let fixed = Quantizer::new(Producer::Te, scale, FloatType::F16, Search::Plain).matrix("a", &a)?;
         let dynamic = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain)?;
@@ -231,7 +226,7 @@ fn activation_and_weights(check: &mut Check) -> Result<(), Failure> {
     let program = Activation::Silu.program();
     for (m, n) in [(1, 4096), (256, 4096), (512, 3072), (2048, 14336)] {
         let both = Inputs::seeded(4).floats("gate and up", FloatType::F16, m, 2 * n)?;
-        let rows = rows_of(&both);
+        let rows = both.to_le_bytes();
         let kernel = SiluMul::new(
             &check.gpu,
             (FloatType::F16, false, false),
@@ -259,7 +254,7 @@ fn activation_and_weights(check: &mut Check) -> Result<(), Failure> {
                 Ok((vec![kernel.spec(&products, &to, GlobalScale::ONE)?], vec![out, gate]))
             },
             |check, ptrs| {
-                let got = halves(&check.read(ptrs[0], m * n * 2)?);
+                let got = FloatType::F16.values(&check.read(ptrs[0], m * n * 2)?);
                 let place = (0..m).flat_map(|r| (0..n).map(move |c| (r, c)));
                 let want: Vec<f64> = place
                     .map(|(r, c)| program.eval_f64(both.value(r, c).into(), both.value(r, n + c).into()))
@@ -300,185 +295,95 @@ fn activation_and_weights(check: &mut Check) -> Result<(), Failure> {
     )
 }
 
-fn halves(bytes: &[u8]) -> Vec<f16> {
-    bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
-}
-
-/// The first and the last row of C.
-struct Wanted {
-    n: usize,
-    rows: [(usize, Vec<f64>); 2],
-}
-
-impl Wanted {
-    fn new(a: &AOperand<'_>, weights: &GateUp<'_>) -> Self {
-        let row = |row| (row, reference(&Epilogue::default(), a, row..row + 1, weights));
-        Self { n: weights.n(), rows: [row(0), row(a.rows() - 1)] }
-    }
-
-    /// The larger relative error of both.
-    fn error(&self, check: &Check, c: DevicePtr) -> Result<f64, Failure> {
-        let mut worst = 0f64;
-        for (row, want) in &self.rows {
-            let from = c.offset((row * self.n * 2) as u64);
-            let got = halves(&check.read(from, self.n * 2)?);
-            worst = worst.max(Comparison::new(&got, want, self.n)?.rel_l2);
-        }
-        Ok(worst)
-    }
-}
-
+/// The kernels beside those for Hopper's pack, on configurations for about so many tokens.
 fn gemms(check: &mut Check) -> Result<(), Failure> {
-    for (m, n, k) in
-        [(1, 4096, 7168), (16, 4096, 7168), (64, 4096, 7168), (256, 4096, 7168), (512, 3072, 7168)]
-    {
-        let flops = 4.0 * (m * n * k) as f64;
-        let weights =
-            GateUp::new(quantized("gate", (n, k), ScaleSet::Unit), quantized("up", (n, k), ScaleSet::Unit));
-        let a = Inputs::seeded(8).floats("a", FloatType::F16, m, k)?;
-        let rows = rows_of(&a);
-        let a = AOperand::Float(a);
-        let pack = Pack::new(&weights)?;
-        let want = Wanted::new(&a, &weights);
-        for config in sm80::config::Config::MENU {
-            if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
-                continue;
-            }
-            let variant =
-                sm80::fused::Variant { compute: HalfFormat::F16, linear: false, rows: rows_of_c(n) };
-            check.kernel(
-                &format!("{} {m}x{n}x{k}", config.name()),
-                (pack.bytes().len() + 2 * m * (k + n), flops),
-                |check| {
-                    let kernel = sm80::host::Fused::new(&check.gpu, config, &variant)?;
-                    let (c, a, weights) =
-                        (check.gpu.alloc(m * n * 2)?, check.upload(&rows)?, check.upload(pack.bytes())?);
-                    let output = Output::new(c, pack.alpha());
-                    let args = sm80::host::FusedArgs {
-                        size: (m, n, k),
-                        a,
-                        a_pitch: 2 * k,
-                        weights,
-                        groups: None,
-                        output,
-                    };
-                    Ok((vec![kernel.spec(&args)?], vec![c, a, weights]))
-                },
-                |check, ptrs| Ok((want.error(check, ptrs[0])?, 3e-4)),
-            )?;
-        }
-        plain_gemms(check, (m, n, k), &rows, &want, &weights)?;
-        fp8_gemms(check, (m, n, k), &a)?;
-    }
-    Ok(())
-}
-
-/// C in f16 of `n` features, nothing added.
-fn rows_of_c(n: usize) -> Variant {
-    Variant::new(Activation::Silu.program()).for_features(n)
-}
-
-/// The kernel without prepack, with the launch that brings A into its order.
-fn plain_gemms(
-    check: &mut Check,
-    (m, n, k): (usize, usize, usize),
-    rows: &[u8],
-    want: &Wanted,
-    weights: &GateUp<'_>,
-) -> Result<(), Failure> {
-    let permute = Quantize::new(&check.gpu, FloatType::F16, Sink::Permuted(FloatType::F16), false)?;
-    let alpha = [&weights.gate, &weights.up].map(|half| half.global_scale().value() * WEIGHT_FACTOR);
-    for config in plain::config::Config::MENU {
-        if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
-            continue;
-        }
-        for with_order in [false, true] {
-            let what = if with_order { " with A's order" } else { "" };
-            check.kernel(
-                &format!("{}{what} {m}x{n}x{k}", config.name()),
-                (n * k * 9 / 8 + 2 * m * (k + n), 4.0 * (m * n * k) as f64),
-                |check| {
-                    let kernel = plain::host::Fused::new(&check.gpu, config, &rows_of_c(n))?;
-                    let (c, values) = (check.gpu.alloc(m * n * 2)?, check.upload(rows)?);
-                    let permuted = check.gpu.alloc(m * k * 2)?;
-                    let mut ptrs = vec![c, values, permuted];
-                    let to = Out::Image { values: permuted, pitch: 2 * k };
-                    let from = Floats { m, k, values, pitch: 2 * k };
-                    let order = permute.spec(&from, &to, &Scale::Static(GlobalScale::ONE))?;
-                    let [gate, up] =
-                        [&weights.gate, &weights.up].map(|half| check.upload_codes(half, &mut ptrs));
-                    let (a, weights, output) = (permuted, [gate?, up?], Output::new(c, alpha));
-                    let args = plain::host::FusedArgs { size: (m, n, k), a, a_pitch: 2 * k, weights, output };
-                    let spec = kernel.spec(&args)?;
-                    if !with_order {
-                        // SAFETY: A was allocated above in both orders.
-                        unsafe { check.gpu.launch(&order) }?;
-                        return Ok((vec![spec], ptrs));
-                    }
-                    Ok((vec![order, spec], ptrs))
-                },
-                |check, ptrs| Ok((want.error(check, ptrs[0])?, 3e-4)),
-            )?;
-        }
-    }
-    Ok(())
-}
-
-fn fp8_gemms(check: &mut Check, (m, n, k): (usize, usize, usize), a: &AOperand<'_>) -> Result<(), Failure> {
-    const FEATURES: usize = 64;
-    let program = Activation::Silu.program();
-    let alpha = [0.02, 0.02];
-    let codes: Vec<u8> = (0..m)
-        .flat_map(|row| (0..k).map(move |column| (row, column)))
-        .map(|(row, column)| e4m3::encode(a.value(row, column) as f32))
-        .collect();
-    let mut inputs = Inputs::seeded(12);
-    let mut matrix = |name| -> Result<Vec<u8>, Failure> {
-        let values = inputs.floats(name, FloatType::F32, n, k)?;
-        let FloatMatrix::F32(values) = values else { return Ok(Vec::new()) };
-        Ok((0..n).flat_map(|row| values.row(row)).map(|&x| e4m3::encode(x)).collect())
-    };
-    let (gate, up) = (matrix("gate")?, matrix("up")?);
-    let dot = |row: usize, weights: &[u8], feature: usize| -> f64 {
-        let pairs = codes[row * k..][..k].iter().zip(&weights[feature * k..][..k]);
-        pairs.map(|(&x, &w)| f64::from(e4m3::decode(x)) * f64::from(e4m3::decode(w))).sum()
-    };
-    for config in fp8::config::Config::MENU {
-        if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
-            continue;
-        }
-        check.kernel(
-            &format!("{} {m}x{n}x{k}", config.name()),
-            (2 * n * k + m * (k + 2 * n), 4.0 * (m * n * k) as f64),
-            |check| {
-                let kernel = fp8::host::Fused::new(&check.gpu, config, &rows_of_c(n))?;
-                let c = check.gpu.alloc(m * n * 2)?;
-                let (a, gate, up) = (check.upload(&codes)?, check.upload(&gate)?, check.upload(&up)?);
-                let output = Output::new(c, alpha);
-                let args = fp8::host::FusedArgs { size: (m, n, k), a, gate, up, output };
-                Ok((vec![kernel.spec(&args)?], vec![c, a, gate, up]))
-            },
-            |check, ptrs| {
-                let c = halves(&check.read(ptrs[0], m * n * 2)?);
-                let mut worst = 0f64;
-                for row in [0, m - 1] {
-                    let features = n - FEATURES..n;
-                    let product = |weights: &[u8], half: usize, feature| {
-                        dot(row, weights, feature) * f64::from(alpha[half])
-                    };
-                    let want: Vec<f64> = features
-                        .clone()
-                        .map(|feature| program.eval_f64(product(&gate, 0, feature), product(&up, 1, feature)))
-                        .collect();
-                    let got = &c[row * n + features.start..row * n + features.end];
-                    worst = worst.max(Comparison::new(got, &want, FEATURES)?.rel_l2);
-                }
+    let sizes = [(1, 4096, 7168), (16, 4096, 7168), (64, 4096, 7168), (256, 4096, 7168), (512, 3072, 7168)];
+    for (m, n, k) in sizes {
+        let near = |tokens: u32| (m.min(64)..=2 * m.max(8)).contains(&(tokens as usize));
+        let sm80 = sm80::config::Config::MENU.into_iter().filter(|config| near(config.tokens));
+        let plain = plain::config::Config::MENU.into_iter().filter(|config| near(config.tokens));
+        let fp8 = fp8::config::Config::MENU.into_iter().filter(|config| near(config.tokens));
+        let configs = sm80.map(Config::Sm80).chain(plain.map(Config::Plain)).chain(fp8.map(Config::Fp8));
+        for config in configs {
+            let of_e4m3 = matches!(config, Config::Fp8(_));
+            let half = |name| quantized(name, (n, k), ScaleSet::Unit);
+            let half = |name| if of_e4m3 { exact_in_e4m3(&half(name)) } else { Ok(half(name)) };
+            let weights = GateUp::new(half("gate")?, half("up")?);
+            let a = Inputs::seeded(8).floats("a", FloatType::F16, m, k)?;
+            let values = a.to_le_bytes();
+            let a = AOperand::Float(if of_e4m3 { rounded_to_e4m3(&a)? } else { a });
+            let want =
+                [0, m - 1].map(|row| (row, reference(&Epilogue::default(), &a, row..row + 1, &weights)));
+            let (name, c) = (config.name(), m * n * 2);
+            let (bytes, bound) = match config {
                 // Hopper keeps about 14 bits of the sums.
-                Ok((worst, 2e-2))
-            },
-        )?;
+                Config::Fp8(_) => (2 * n * k + m * (k + 2 * n), 2e-2),
+                _ => (n * k * 9 / 8 + 2 * m * (k + n), 3e-4),
+            };
+            // Where A's order is another, with the launch that brings it there too.
+            let ordered: &[bool] = if matches!(config, Config::Plain(_)) { &[false, true] } else { &[false] };
+            for &with_order in ordered {
+                let what = if with_order { " with A's order" } else { "" };
+                check.kernel(
+                    &format!("{name}{what} {m}x{n}x{k}"),
+                    (bytes, 4.0 * (m * n * k) as f64),
+                    |check| {
+                        let variant = Variant::new(Activation::Silu.program()).for_weights(n, k);
+                        let kernel = Fused::new(&check.gpu, config, &variant)?;
+                        let there = Operands::upload(&kernel, &a, std::slice::from_ref(&weights), &[])?;
+                        let (at, order) = (there.args.a.codes, with_order.then(|| order(check, &values)));
+                        let (mut specs, mut ptrs) = (Vec::new(), vec![there.args.output.c]);
+                        if let Some((kernel, values)) = order.transpose()? {
+                            let (to, from) = (
+                                Out::Image { values: at, pitch: there.args.a.pitch },
+                                Floats { m, k, values, pitch: 2 * k },
+                            );
+                            specs.push(kernel.spec(&from, &to, &Scale::Static(GlobalScale::ONE))?);
+                            ptrs.push(values);
+                        }
+                        specs.push(kernel.spec(&there.args)?);
+                        ptrs.extend(
+                            there
+                                .into_allocations()
+                                .into_iter()
+                                .filter(|ptr| *ptr != ptrs[0])
+                                .collect::<Vec<_>>(),
+                        );
+                        Ok((specs, ptrs))
+                    },
+                    |check, ptrs| {
+                        let got = FloatType::F16.values(&check.read(ptrs[0], c)?);
+                        let error = |(row, want): &(usize, Vec<f64>)| {
+                            Ok::<_, Failure>(Comparison::new(&got[row * n..][..n], want, n)?.rel_l2)
+                        };
+                        Ok((error(&want[0])?.max(error(&want[1])?), bound))
+                    },
+                )?;
+            }
+        }
     }
     Ok(())
+}
+
+/// The matrix with codes that are powers of two: times a block scale e4m3 holds them.
+fn exact_in_e4m3(matrix: &QuantizedMatrix<'_>) -> Result<QuantizedMatrix<'static>, Failure> {
+    let (n, k, scale) = (matrix.rows(), matrix.k(), matrix.global_scale());
+    let (mut codes, scales) = matrix.dense_rows(0..n);
+    codes.iter_mut().for_each(|pair| *pair &= 0xEE);
+    Ok(QuantizedMatrix::new("e4m3", BlockFormat::Nvfp4, n, k, codes, scales, ScaleLayout::Linear, scale)?)
+}
+
+fn rounded_to_e4m3(a: &FloatMatrix<'_>) -> Result<FloatMatrix<'static>, Failure> {
+    let (m, k) = (a.rows(), a.cols());
+    let place = (0..m).flat_map(|r| (0..k).map(move |c| (r, c)));
+    let values: Vec<f32> = place.map(|(r, c)| e4m3::decode(e4m3::encode(a.value(r, c)))).collect();
+    Ok(FloatMatrix::F32(Matrix::new("a", m, k, values)?))
+}
+
+/// What brings A into the order of the kernel without prepack, and A as it is.
+fn order(check: &Check, rows: &[u8]) -> Result<(Quantize, DevicePtr), Failure> {
+    let kernel = Quantize::new(&check.gpu, FloatType::F16, Sink::Permuted(FloatType::F16), false)?;
+    Ok((kernel, check.upload(rows)?))
 }
 
 fn main() -> Result<(), Failure> {

@@ -33,6 +33,16 @@ pub enum Error {
     Gemm(#[from] dualgemm_gemm::Error),
 }
 
+/// What refuses an operand.
+pub(crate) fn refused<T>(
+    tensor: &str,
+    found: impl Into<String>,
+    expected: impl Into<String>,
+) -> Result<T, Error> {
+    let (found, expected) = (found.into(), expected.into());
+    Err(dualgemm_gemm::Error::Operand { tensor: tensor.into(), found, expected }.into())
+}
+
 /// The one of `all` that has this name, or the names there are.
 pub(crate) fn one_of<T>(
     name: &str,

@@ -10,8 +10,10 @@
 
 pub mod error;
 pub mod fp8;
+pub mod fused;
 pub mod generic;
 pub mod limits;
+pub mod operands;
 pub mod parts;
 pub mod plain;
 pub mod probe;

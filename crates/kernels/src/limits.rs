@@ -1,8 +1,13 @@
-//! What hardware limits, and rules of configurations: what a rule refuses and what its message says are one value.
+//! What hardware limits, and rules of configurations and operands: what a rule refuses and what its message says are one
+//! value.
 
 use std::fmt;
 
+use dualgemm_device::DevicePtr;
+
 use crate::Error;
+use crate::error::refused;
+use crate::parts::variant::{Scheduler, Variant};
 
 /// Opt-in shared memory of one CTA on sm_90, sm_100 and sm_103: 227 KiB.
 pub(crate) const SHARED_DATACENTER: u32 = 227 << 10;
@@ -14,6 +19,8 @@ pub(crate) const STAGES: Valid = Valid::range(2, MOST_STAGES);
 pub(crate) const MOST_STAGES: u32 = 16;
 /// CTAs along the first dimension of a grid.
 pub(crate) const GRID_X: Valid = Valid::range(1, i32::MAX as u32);
+/// CTAs along the second and the third dimension of a grid.
+pub(crate) const GRID_YZ: Valid = Valid::range(1, 65535);
 
 /// The values that a quantity may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,8 +93,64 @@ impl Rules {
         }
     }
 
+    /// Refuses what does not go together, by the rule that it breaks.
+    pub(crate) fn refuse<T>(self, rule: &'static str) -> Result<T, Error> {
+        Err(Error::Combination { kernel: self.0, rule })
+    }
+
+    /// Refuses what Hopper's kernel for many tokens alone does, and codes of A, which that for few tokens alone expands.
+    pub(crate) fn common(self, variant: &Variant) -> Result<(), Error> {
+        let Variant { products, scheduler, round_gate_up_to_bf16, codes, .. } = variant;
+        match (products.apart(), scheduler, round_gate_up_to_bf16, codes) {
+            (true, ..) => self.refuse("gate and up are products of one launch"),
+            (_, Scheduler::Persistent | Scheduler::StreamK, ..) => {
+                self.refuse("it has one scheduler, the grid")
+            }
+            (_, _, true, _) => self.refuse("it does not round gate and up to bf16"),
+            (.., Some(_)) => self.refuse("it does not expand codes of A"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses groups and linear layers too.
+    pub(crate) fn one_problem(self, variant: &Variant) -> Result<(), Error> {
+        match variant.grouped || variant.is_linear() {
+            true => self.refuse("it takes one problem, gate and up"),
+            false => self.common(variant),
+        }
+    }
+
     /// Refuses more bytes of shared memory than there are.
     pub(crate) fn shared(self, bytes: u32, most: u32) -> Result<(), Error> {
         self.check("bytes of shared memory", bytes, Valid::range(0, most))
     }
+}
+
+/// M fits the grid, and K is whole blocks.
+pub(crate) fn block_rule(tensor: &str, m: usize, k: usize) -> Result<(), Error> {
+    if m == 0 || m > i32::MAX as usize || k == 0 || !k.is_multiple_of(16) || k > i32::MAX as usize {
+        let expected = "at least one row of a multiple of 16 elements, less than 2^31";
+        return refused(tensor, format!("[{m}, {k}]"), expected);
+    }
+    Ok(())
+}
+
+/// A number of bytes is at least `least` and a multiple of `step`. Addresses are checked with a `least` of 1.
+pub(crate) fn fits(tensor: &str, what: &str, value: usize, least: usize, step: usize) -> Result<(), Error> {
+    if value < least || !value.is_multiple_of(step) || (least > 1 && value > u32::MAX as usize) {
+        return refused(
+            tensor,
+            format!("{what}: {value}"),
+            format!("a multiple of {step}, at least {least}"),
+        );
+    }
+    Ok(())
+}
+
+/// Refuses null, and addresses that are no multiple of `align` bytes.
+pub(crate) fn check_address(tensor: &str, ptr: DevicePtr, align: u64) -> Result<(), Error> {
+    if ptr == DevicePtr::NULL || !ptr.0.is_multiple_of(align) {
+        return refused(tensor, format!("at {ptr}"), format!("device memory on a multiple of {align} bytes"));
+    }
+    Ok(())
 }

@@ -8,12 +8,10 @@ use std::process::Command;
 
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::Activation;
+use dualgemm_kernels::fused::Config;
 use dualgemm_kernels::parts::format::Formats;
-use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::parts::variant::{Out, Products, Scheduler, Variant};
 use dualgemm_kernels::registry::{KERNELS, Kernel};
-use dualgemm_kernels::sm90a::variant::{Out, Products, Scheduler, Variant};
-use dualgemm_kernels::sm90a::{config::Config, fused};
-use dualgemm_kernels::{sm80, sm100a, sm120a, warpwise};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::builder::HalfFormat;
 use rayon::prelude::*;
@@ -54,7 +52,7 @@ fn assemble(what: &str, arch: &str, ptx: &str) -> TempDir {
 #[ignore = "needs ptxas"]
 fn every_configuration_assembles_without_spills() {
     let program = Activation::Silu.program();
-    let all = KERNELS.iter().flat_map(|kernel| (kernel.configs)().into_iter().map(move |c| (kernel, c)));
+    let all = KERNELS.iter().flat_map(|kernel| kernel.configs().into_iter().map(move |c| (kernel, c)));
     all.collect::<Vec<_>>().into_par_iter().for_each(|(kernel, config)| {
         let ptx = kernel.generate(&config, &program, true).unwrap().to_string();
         assemble(&format!("{} {} {config}", kernel.arch, kernel.name), kernel.arch.as_str(), &ptx);
@@ -82,7 +80,7 @@ fn blackwells_kernels_multiply_on_the_tensor_cores_they_are_written_for() {
     for kernel in KERNELS {
         let Some(instructions) = instructions(kernel) else { continue };
         let what = format!("{} {}", kernel.arch, kernel.name);
-        let config = (kernel.configs)().pop().unwrap();
+        let config = kernel.configs().pop().unwrap();
         let ptx = kernel.generate(&config, &Activation::Silu.program(), true).unwrap().to_string();
         let dir = assemble(&what, kernel.arch.as_str(), &ptx);
         let run = Command::new(&nvdisasm).arg("-c").arg(dir.path().join("k.cubin")).output();
@@ -98,129 +96,93 @@ fn blackwells_kernels_multiply_on_the_tensor_cores_they_are_written_for() {
     assert_eq!(seen, 10, "kernels of Blackwell");
 }
 
-#[test]
-#[ignore = "needs ptxas"]
-fn every_variant_of_the_fused_hopper_kernel_assembles_without_spills() {
-    let variant = || Variant::new(Activation::SWIGLU_OAI.program()).for_weights(4096, 7168);
-    let full = || Variant { bias: true, a_scale: true, round_gate_up_to_bf16: true, ..variant() };
-    let variants = [
-        Variant { compute: HalfFormat::Bf16, out: Out::Bf16, aligned: false, whole_blocks: false, ..full() },
-        Variant { out: Out::F32, ..full() },
-        Variant {
-            compute: HalfFormat::Bf16,
-            out: Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 },
-            ..full()
-        },
-        Variant { grouped: true, ..full() },
-        Variant { grouped: true, scheduler: Scheduler::Persistent, ..full() },
+/// Variants of each kernel: what its roles depend on. On Blackwell they do not depend on the 4-bit format.
+fn variants() -> Vec<(Vec<Config>, Target, Vec<Variant>)> {
+    let oai = || Variant::new(Activation::SWIGLU_OAI.program()).for_weights(4096, 7168);
+    let both = || Variant { bias: true, a_scale: true, ..oai() };
+    let full = || Variant { round_gate_up_to_bf16: true, ..both() };
+    let bf16 = |variant| Variant { compute: HalfFormat::Bf16, ..variant };
+    let ragged = |variant| Variant { aligned: false, whole_blocks: false, ..variant };
+    let unaligned = |variant| Variant { out: Out::F32, aligned: false, ..variant };
+    let linear = |variant| Variant { products: Products::Linear, ..variant };
+    let grouped = |variant| Variant { grouped: true, ..variant };
+    let up = |variant| Variant { products: Products::Up, ..variant };
+    let float = |variant| Variant { out: Out::F32, ..variant };
+    let nvfp4 = |scale_layout| Out::Nvfp4 { scale_layout };
+    let codes = |layout| Variant { codes: Some(layout), ..both() };
+    let hopper = vec![
+        ragged(bf16(Variant { out: Out::Bf16, ..full() })),
+        float(full()),
+        bf16(Variant { out: nvfp4(ScaleLayout::Sf128x4), ..full() }),
+        grouped(full()),
+        Variant { scheduler: Scheduler::Persistent, ..grouped(full()) },
         Variant { scheduler: Scheduler::Persistent, ..full() },
         Variant { scheduler: Scheduler::StreamK, ..full() },
-        Variant { products: Products::Linear, ..variant() },
-        Variant { products: Products::Linear, out: Out::F32, grouped: true, ..full() },
+        linear(oai()),
+        linear(grouped(float(full()))),
         full().gate_before(),
-        Variant { products: Products::Up, ..variant() },
-        Variant { products: Products::Up, out: Out::F32, aligned: false, whole_blocks: false, ..full() },
-        Variant { products: Products::Up, out: Out::Nvfp4 { scale_layout: ScaleLayout::Linear }, ..full() },
+        up(oai()),
+        ragged(up(float(full()))),
+        up(Variant { out: nvfp4(ScaleLayout::Linear), ..full() }),
     ];
-    for config in Config::MENU {
-        for variant in &variants {
-            // Some do not fit the shared memory, or exclude each other.
-            let Ok(module) = fused::generate(&config, variant) else { continue };
-            assemble(&format!("{}, {}", config.name(), variant.name()), "sm_90a", &module.to_string());
-        }
+    let of_experts = || bf16(grouped(Variant { bias: true, ..oai() }));
+    let few_tokens = vec![
+        bf16(ragged(float(both()))),
+        Variant { out: nvfp4(ScaleLayout::Sf128x4), ..both() },
+        of_experts(),
+        linear(of_experts()),
+        linear(codes(ScaleLayout::Linear)),
+        Variant { out: Out::Bf16, whole_blocks: false, ..codes(ScaleLayout::Sf128x4) },
+    ];
+    let portable = vec![
+        linear(grouped(unaligned(Variant { bias: true, ..oai() }))),
+        linear(bf16(Variant { bias: true, ..oai() })),
+        bf16(grouped(both())),
+    ];
+    let blackwell = vec![
+        unaligned(both()),
+        Variant { out: nvfp4(ScaleLayout::Sf128x4), ..both() },
+        grouped(Variant { out: Out::Bf16, ..both() }),
+        linear(Variant { out: Out::Bf16, ..both() }),
+        linear(grouped(unaligned(both()))),
+    ];
+    let of = |wanted: fn(&Config) -> bool| Config::all().filter(wanted).collect::<Vec<_>>();
+    let sm100 = of(
+        |c| matches!(c, Config::Sm100a(c) if [Formats::NVFP4, Formats::Wide(HalfFormat::F16)].contains(&c.formats)),
+    );
+    let sm120 = of(|c| matches!(c, Config::Sm120a(c) if c.format == BlockFormat::Nvfp4));
+    vec![
+        (of(|c| matches!(c, Config::Sm90a(_))), Target::Sm90a, hopper),
+        (of(|c| matches!(c, Config::Warpwise(_))), Target::Sm90a, few_tokens),
+        (of(|c| matches!(c, Config::Sm80(_))), Target::Sm80, portable),
+        (sm100, Target::Sm100a, blackwell.clone()),
+        (sm120, Target::Sm120a, blackwell),
+    ]
+}
+
+#[test]
+#[ignore = "needs ptxas"]
+fn every_variant_of_the_fused_kernels_assembles_without_spills() {
+    for (configs, target, variants) in variants() {
+        let all = configs.iter().flat_map(|config| variants.iter().map(move |variant| (config, variant)));
+        let assembled = all.collect::<Vec<_>>().into_par_iter().filter(|(config, variant)| {
+            // Some do not fit the shared memory, or exclude each other; codes of A are for few tokens.
+            let Ok(module) = config.generate(variant, target) else { return false };
+            let what = format!("{}, {}", config.name(), variant.name());
+            assemble(&what, target.as_str(), &module.to_string());
+            true
+        });
+        assert!(assembled.count() > 0, "{target}");
     }
 }
 
+/// Every variant is one that some configuration takes.
 #[test]
-#[ignore = "needs ptxas"]
-fn every_variant_of_the_kernel_for_few_tokens_assembles_without_spills() {
-    use warpwise::fused::A;
-    let full = || rows::Variant {
-        bias: true,
-        a_scale: true,
-        aligned: true,
-        ..rows::Variant::new(Activation::SWIGLU_OAI.program())
-    };
-    let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 };
-    let variants = [
-        (
-            A::Half(HalfFormat::Bf16),
-            false,
-            false,
-            rows::Variant { out: rows::Out::F32, aligned: false, ..full() },
-        ),
-        (A::Half(HalfFormat::F16), true, false, rows::Variant { out: nvfp4, ..full() }),
-        (A::Half(HalfFormat::Bf16), true, false, rows::Variant { grouped: true, a_scale: false, ..full() }),
-        (A::Half(HalfFormat::Bf16), true, true, rows::Variant { grouped: true, a_scale: false, ..full() }),
-        (A::Nvfp4(ScaleLayout::Linear), true, true, full()),
-        (A::Nvfp4(ScaleLayout::Sf128x4), false, false, rows::Variant { out: rows::Out::Bf16, ..full() }),
-    ];
-    let configs: Vec<_> = warpwise::config::Config::menu().collect();
-    configs.into_par_iter().for_each(|config| {
-        for (a, whole_blocks, linear, rows) in variants.clone() {
-            let what = format!("{}, {a:?} to {:?}, linear: {linear}", config.name(), rows.out);
-            let variant = warpwise::fused::Variant { a, whole_blocks, linear, rows };
-            // Codes of A are for few tokens.
-            let Ok(module) = warpwise::fused::generate(&config, &variant) else { continue };
-            assemble(&what, "sm_90a", &module.to_string());
-        }
-    });
-}
-
-#[test]
-#[ignore = "needs ptxas"]
-fn every_variant_of_the_portable_kernel_assembles_without_spills() {
-    let full = || rows::Variant { bias: true, ..rows::Variant::new(Activation::SWIGLU_OAI.program()) };
-    let variants = [
-        (HalfFormat::F16, true, rows::Variant { out: rows::Out::F32, grouped: true, ..full() }),
-        (HalfFormat::Bf16, true, rows::Variant { aligned: true, ..full() }),
-        (HalfFormat::Bf16, false, rows::Variant { grouped: true, a_scale: true, aligned: true, ..full() }),
-    ];
-    for config in sm80::config::Config::MENU {
-        for (compute, linear, rows) in variants.clone() {
-            let variant = sm80::fused::Variant { compute, linear, rows };
-            let module = sm80::fused::generate(&config, &variant, Target::Sm80).unwrap();
-            assemble(&format!("{}, linear: {linear}", config.name()), "sm_80", &module.to_string());
+fn every_variant_is_generated() {
+    for (configs, target, variants) in variants() {
+        for variant in variants {
+            let generated = configs.iter().any(|config| config.generate(&variant, target).is_ok());
+            assert!(generated, "{target}: {}", variant.name());
         }
     }
-}
-
-/// A configuration of one of Blackwell's kernels.
-enum Blackwell {
-    Sm100(sm100a::config::Config),
-    Sm120(sm120a::config::Config),
-}
-
-#[test]
-#[ignore = "needs ptxas"]
-fn every_variant_of_blackwells_kernels_assembles_without_spills() {
-    let full = || rows::Variant {
-        bias: true,
-        a_scale: true,
-        aligned: true,
-        ..rows::Variant::new(Activation::SWIGLU_OAI.program())
-    };
-    let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 };
-    let variants = [
-        rows::Variant { out: rows::Out::F32, aligned: false, ..full() },
-        rows::Variant { out: nvfp4, ..full() },
-        rows::Variant { out: rows::Out::Bf16, grouped: true, ..full() },
-        rows::Variant { out: rows::Out::Bf16, linear: true, ..full() },
-        rows::Variant { out: rows::Out::F32, linear: true, grouped: true, aligned: false, ..full() },
-    ];
-    // The roles that a variant changes do not depend on the 4-bit format.
-    let menu = |formats| sm100a::config::Config::menu(formats);
-    let sm100 = [Formats::NVFP4, Formats::Wide(HalfFormat::F16)].into_iter().flat_map(menu);
-    let sm100 = sm100.map(|config| (config.name(), "sm_100a", Blackwell::Sm100(config)));
-    let sm120 = sm120a::config::Config::menu(BlockFormat::Nvfp4).into_iter();
-    let sm120 = sm120.map(|config| (config.name(), "sm_120a", Blackwell::Sm120(config)));
-    sm100.chain(sm120).collect::<Vec<_>>().into_par_iter().for_each(|(name, arch, config)| {
-        for variant in &variants {
-            let module = match config {
-                Blackwell::Sm100(config) => sm100a::fused::generate(&config, variant, Target::Sm100a),
-                Blackwell::Sm120(config) => sm120a::fused::generate(&config, variant, Target::Sm120a),
-            };
-            assemble(&format!("{name}, {:?}", variant.out), arch, &module.unwrap().to_string());
-        }
-    });
 }

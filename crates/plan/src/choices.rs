@@ -212,7 +212,7 @@ mod tests {
             assert!(c.median_us > 0.0, "{c:?}");
             let desc = DualGemmDesc::new(c.m, c.n, c.k, AFormat::F16, BlockFormat::Nvfp4);
             let desc = DualGemmDesc { out: dualgemm_gemm::OutFormat::F16, ..desc };
-            assert!(s.kernels(&desc, gpu().info()).unwrap().contains(&c.kernel), "{c:?}");
+            assert!(s.kernels(&desc, 1, gpu().info()).unwrap().contains(&c.kernel), "{c:?}");
         }
     }
 

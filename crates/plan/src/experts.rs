@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::{GateUp, Linear, Operation};
-use dualgemm_kernels::parts::operand::Operand;
+use dualgemm_gemm::{GateUp, Linear};
 
 use crate::form::{Layout, Parts};
 use crate::upload::{
@@ -183,14 +182,9 @@ impl DeviceExperts {
         (0..self.count()).map(one).collect()
     }
 
-    /// The packs for an operation, behind each other.
-    pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
-        self.parts.packed(op)
-    }
-
-    /// Gate and up of all experts as rows of codes with scales in 128x4 atoms, each expert's by themselves.
-    pub(crate) fn atoms(&self, op: Operation) -> Result<[Operand; 2], Error> {
-        self.parts.atoms(op)
+    /// Where they are.
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
     }
 
     /// What sums of gate and up of each expert are multiplied by.

@@ -207,11 +207,6 @@ impl Parts {
         self.addresses(WeightForm::PackedApart)
     }
 
-    /// Gate and up in e4m3, dense rows.
-    pub(crate) fn e4m3(&self) -> Result<[DevicePtr; 2], Error> {
-        self.addresses(WeightForm::E4m3)
-    }
-
     /// Gate and up of one pair as rows of codes.
     pub(crate) fn plain(&self) -> Result<[Codes; 2], Error> {
         let [gate, up, gate_scales, up_scales] = self.addresses(WeightForm::Plain)?;
@@ -220,20 +215,26 @@ impl Parts {
         Ok([half(gate, gate_scales), half(up, up_scales)])
     }
 
-    /// Gate and up of all pairs as rows of codes with scales in 128x4 atoms, those of each pair by themselves; of linear
-    /// layers their matrices twice.
-    pub(crate) fn atoms(&self, op: Operation) -> Result<[Operand; 2], Error> {
-        let [gate, up, gate_scales, up_scales] = match op {
-            Operation::GateUp => self.addresses(WeightForm::Atoms)?,
-            Operation::Linear => {
+    /// Gate and up of all pairs as rows: in e4m3, or of codes with scales in rows, or in 128x4 atoms, those of each pair by
+    /// themselves; of linear layers their matrices twice.
+    pub(crate) fn rows(&self, form: WeightForm, op: Operation) -> Result<[Operand; 2], Error> {
+        let null = DevicePtr::NULL;
+        let [gate, up, gate_scales, up_scales] = match form.of(op) {
+            WeightForm::E4m3 => {
+                let [gate, up] = self.addresses(WeightForm::E4m3)?;
+                [gate, up, null, null]
+            }
+            WeightForm::AtomsLinear => {
                 let [codes, scales] = self.addresses(WeightForm::AtomsLinear)?;
                 [codes, codes, scales, scales]
             }
+            form => self.addresses(form)?,
         };
         let &Layout { n, k, format, .. } = &self.layout;
+        let format = if form == WeightForm::E4m3 { Format::E4m3 } else { Format::Block(format) };
         let atoms = self.count * n.div_ceil(ATOM_ROWS as usize);
-        let (format, rows, pitch) = (Format::Block(format), self.count * n, k / 2);
-        let half = |codes, scales| Operand { format, rows, k, codes, pitch, scales, atoms };
+        let half =
+            |codes, scales| Operand { atoms, ..Operand::new(format, (self.count * n, k), codes, scales) };
         Ok([half(gate, gate_scales), half(up, up_scales)])
     }
 }
@@ -280,7 +281,7 @@ mod tests {
             let all = Parts::new(gpu(), layout, 3).unwrap();
             let scales = 2 * 3 * ScaleLayout::Sf128x4.len(130, 96 / block);
             assert_eq!(all.bytes(), 2 * 3 * 130 * 48 + scales, "{format}");
-            for half in all.atoms(Operation::GateUp).unwrap() {
+            for half in all.rows(WeightForm::Atoms, Operation::GateUp).unwrap() {
                 assert_eq!((half.rows, half.k, half.pitch, half.atoms), (390, 96, 48, 6), "{format}");
             }
         }
@@ -291,11 +292,15 @@ mod tests {
         let gpu = gpu();
         let parts =
             |form| Parts::new(gpu, Layout::new((3, 16), BlockFormat::Nvfp4, form).unwrap(), 1).unwrap();
-        let message = parts(WeightForm::Packed).atoms(Operation::GateUp).unwrap_err().to_string();
+        let message =
+            parts(WeightForm::Packed).rows(WeightForm::Atoms, Operation::GateUp).unwrap_err().to_string();
         let wanted = "weights is packed; the plan asks for rows of codes with 128x4 scales; prepack with the plan that \
                       runs them";
         assert_eq!(message, wanted);
-        assert!(parts(WeightForm::Plain).atoms(Operation::GateUp).is_err(), "as many parts, another order");
+        assert!(
+            parts(WeightForm::Plain).rows(WeightForm::Atoms, Operation::GateUp).is_err(),
+            "as many parts, another order"
+        );
         assert!(
             parts(WeightForm::Atoms).packed(Operation::GateUp).is_err()
                 && parts(WeightForm::E4m3).packed_apart().is_err()

@@ -242,10 +242,12 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
             let (c, workspace) = (Buffer::new(gpu, SIDE * SIDE * 2)?, Buffer::new(gpu, 32 << 20)?);
             let operands = [a.ptr(), b.ptr(), c.ptr()];
             // SAFETY: the buffers above are as large as the product wants them.
-            unsafe { product.choose(operands, workspace.ptr()) }?;
-            // SAFETY: the same.
-            let run =
-                |_| Ok::<_, Error>(unsafe { product.launch(Stream::Own, 1e-3, operands, workspace.ptr()) }?);
+            unsafe { product.choose(operands, None, workspace.ptr()) }?;
+            let run = |_| {
+                // SAFETY: the same.
+                unsafe { product.launch(Stream::Own, 1e-3, operands, None, workspace.ptr()) }?;
+                Ok::<_, Error>(())
+            };
             let took = time(card, Launches::Recorded, 2, protocol, run)?;
             (2.0 * (SIDE as f64).powi(3) / took.p10_us * 1e6, format!("{blas:?}, 8192 x 8192 x 8192"))
         }

@@ -7,11 +7,15 @@
 use dualgemm_device::DeviceInfo;
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, OutFormat};
 use dualgemm_kernels::fp8::config::Config as Fp8;
+use dualgemm_kernels::fused::Config;
+use dualgemm_kernels::parts::variant::Scheduler;
 use dualgemm_kernels::plain::config::Config as Plain;
 use dualgemm_kernels::sm80::config::Config as Portable;
-use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::variant::Scheduler;
+use dualgemm_kernels::sm90a::config::Config as Sm90a;
+use dualgemm_kernels::sm90a::pack::CHUNK_FEATURES;
 use dualgemm_kernels::warpwise::config::Config as Warpwise;
+
+use crate::blackwell;
 
 /// Clocks per second under a full matrix load.
 const CLOCK: f64 = 1.62e9;
@@ -25,7 +29,7 @@ const FILL: f64 = 48.0;
 const MEMORY: f64 = 3.0e12;
 const MEMORY_OF_ONE: f64 = 32e9;
 /// Start, first loads and last stores of a kernel, µs.
-pub(crate) const ENDS: f64 = 2.0;
+const ENDS: f64 = 2.0;
 /// The same for every further tile of a multiprocessor: new CTAs, and tiles whose loads overlap the stores before.
 const NEXT_CTA: f64 = 1.0;
 const NEXT_TILE: f64 = 0.3;
@@ -33,23 +37,94 @@ const NEXT_TILE: f64 = 0.3;
 const SHARED_TILES: f64 = 2.0;
 const EXCHANGE: f64 = 1.5;
 
+/// Microseconds of a strategy's kernel, one configuration or two that share a problem, for rows in about so many groups; none
+/// where a kernel of that name is not modelled on this card.
+pub(crate) fn estimate_us(
+    desc: &DualGemmDesc,
+    groups: usize,
+    info: &DeviceInfo,
+    (scheduler, apart): (Scheduler, bool),
+    configs: &[Config],
+) -> Option<f64> {
+    Some(match configs {
+        [Config::Sm90a(config)] if apart => apart_us(desc, info, config),
+        [Config::Sm90a(config)] => grouped_us(desc, groups, info, config, scheduler),
+        [main @ Config::Sm90a(first), rest @ Config::Sm90a(second)] => {
+            let features = full_waves((desc.m, desc.n), info.sm_count, main, rest)?;
+            let part = |n, config| fused_us(&DualGemmDesc { n, ..*desc }, info, config, scheduler);
+            part(features, first) + part(desc.n - features, second)
+        }
+        [Config::Warpwise(config)] => warpwise_us(desc, groups, info, config),
+        [Config::Plain(config)] => plain_us(desc, info, config),
+        [Config::Fp8(config)] => fp8_us(desc, info, config),
+        [Config::Sm80(config)] => portable_us(desc, groups, info, config),
+        [config @ (Config::Sm100a(_) | Config::Sm120a(_))] => native_us(desc, groups, info, config)?,
+        _ => return None,
+    })
+}
+
+/// How many features `main` takes in full waves, so that whole, smaller tiles of `rest` are left; none if there is no
+/// full wave or nothing left.
+pub(crate) fn full_waves((m, n): (usize, usize), sms: u32, main: &Config, rest: &Config) -> Option<usize> {
+    let (Config::Sm90a(main), Config::Sm90a(rest)) = (main, rest) else { return None };
+    let one_tile_each = |c: &Sm90a| c.ctas_per_sm == 1 && c.k_split == 1;
+    let area = |c: &Sm90a| c.features() * c.tokens;
+    if !one_tile_each(main) || !one_tile_each(rest) || area(rest) >= area(main) {
+        return None;
+    }
+    let [token_tiles, feature_tiles] = main.tiles(m, n);
+    let waves = token_tiles * feature_tiles / sms.max(1);
+    let tiles = waves * sms / token_tiles.max(1);
+    let features = tiles as usize * main.features() as usize;
+    let left = n.checked_sub(features)?;
+    (features > 0 && left > 0 && left.is_multiple_of(rest.features() as usize)).then_some(features)
+}
+
+/// Microseconds of Blackwell's kernels. Groups of rows with weights of their own are to tiles and memory what so many times
+/// the features would be.
+fn native_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Config) -> Option<f64> {
+    let (groups, rows) = groups_of(desc.m, groups);
+    // Gate and up of a linear layer are the halves of its features.
+    let n = match desc.op {
+        Operation::GateUp => desc.n,
+        Operation::Linear => desc.n.div_ceil(2),
+    };
+    // Each group ends with whole tiles.
+    let size = |tiles: usize, features: u32| match groups {
+        1 => (rows, n, desc.k),
+        _ => (rows, groups * tiles * features as usize, desc.k),
+    };
+    let kernel_us = match config {
+        Config::Sm100a(config) => {
+            let size = size(config.feature_tiles(n), config.tile_features());
+            blackwell::Estimate::new(config, size).ok()?.kernel_us()
+        }
+        Config::Sm120a(config) => {
+            let size = size(n.div_ceil(config.features as usize), config.features);
+            blackwell::workstation_us(config, size, info)
+        }
+        _ => return None,
+    };
+    Some(kernel_us + ENDS)
+}
+
 /// Microseconds of the fused kernel, prologue and all.
-pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, scheduler: Scheduler) -> f64 {
+fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Sm90a, scheduler: Scheduler) -> f64 {
     grouped_us(desc, 1, info, config, scheduler)
 }
 
 /// How many groups have rows, and how many each, if all have as many.
-pub(crate) fn groups_of(m: usize, groups: usize) -> (usize, usize) {
+fn groups_of(m: usize, groups: usize) -> (usize, usize) {
     let groups = groups.clamp(1, m.max(1));
     (groups, m.div_ceil(groups))
 }
 
 /// The same for rows in groups of one size, as many as have rows.
-pub(crate) fn grouped_us(
+fn grouped_us(
     desc: &DualGemmDesc,
     groups: usize,
     info: &DeviceInfo,
-    config: &Config,
+    config: &Sm90a,
     scheduler: Scheduler,
 ) -> f64 {
     // A tile holds pairs of weight rows, also of a linear layer.
@@ -96,7 +171,7 @@ pub(crate) fn grouped_us(
 /// Microseconds of the kernel for a few rows. Its warps decode and multiply one after the other, four to a scheduler, and
 /// hide most of a kernel's ends behind the one before: measured on an H200, 412 clocks of a scheduler for a chunk and a
 /// warp, 112 of them for eight tokens' multiplications; 100 more to decode to bf16.
-pub(crate) fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Warpwise) -> f64 {
+fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Warpwise) -> f64 {
     /// What is left of [`ENDS`].
     const ENDS_LEFT: f64 = 0.8 * ENDS;
     /// What CTAs lose that share a multiprocessor: with bf16, and with experts, they are slower than one alone.
@@ -128,7 +203,7 @@ pub(crate) fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo,
 
 /// Microseconds of gate and up in launches of their own: each has half of the rows of weights, and gate's sums, f32, are
 /// written and read.
-pub(crate) fn apart_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config) -> f64 {
+fn apart_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Sm90a) -> f64 {
     let each = DualGemmDesc { n: desc.n.div_ceil(2), ..*desc };
     let sums = desc.m as f64 * desc.n as f64 * 8.0 / MEMORY * 1e6;
     2.0 * fused_us(&each, info, config, Scheduler::Grid) + sums
@@ -136,7 +211,7 @@ pub(crate) fn apart_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config) 
 
 /// Microseconds of the e4m3 kernel, prologue and all: nothing is widened, products take half as long, and weights have 8
 /// bits.
-pub(crate) fn fp8_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Fp8) -> f64 {
+fn fp8_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Fp8) -> f64 {
     let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
     let (tokens, rows) = (f64::from(config.tokens), 2.0 * f64::from(config.features()));
     let tiles = (m / tokens).ceil() * (n / f64::from(config.features())).ceil();
@@ -148,12 +223,12 @@ pub(crate) fn fp8_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Fp8) -> f6
 
 /// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives. Each
 /// tile widens its weights anew, in registers that multiply meanwhile.
-pub(crate) fn portable_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Portable) -> f64 {
+fn portable_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Portable) -> f64 {
     let (groups, rows) = groups_of(desc.m, groups);
     // A chunk of the pack has twice as many features of a linear layer.
     let linear = desc.op == Operation::Linear;
     let (m, n, k) = (rows as f64, desc.n as f64 / if linear { 2.0 } else { 1.0 }, desc.k as f64);
-    let (tokens, features) = (f64::from(config.tokens), f64::from(config.features(false)));
+    let (tokens, features) = (f64::from(config.tokens), f64::from(config.chunks * CHUNK_FEATURES as u32));
     let sms = f64::from(info.sm_count.max(1));
     let tiles = groups as f64 * (m / tokens).ceil() * (n / features).ceil();
     // Two CTAs share a multiprocessor.
@@ -167,7 +242,7 @@ pub(crate) fn portable_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo,
 
 /// Microseconds of the kernel without prepack, prologue and all: scales are fetched one by one, which costs as much again
 /// as widening.
-pub(crate) fn plain_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Plain) -> f64 {
+fn plain_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Plain) -> f64 {
     let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
     let (tokens, rows) = (f64::from(config.tokens), f64::from(config.row_groups * 64));
     let tiles = (m / tokens).ceil() * (2.0 * n / rows).ceil();
@@ -201,7 +276,7 @@ pub(crate) mod tests {
             out: OutFormat::F16,
             ..DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4)
         };
-        Config::MENU
+        Sm90a::MENU
             .into_iter()
             .map(|config| (fused_us(&desc, &h100(), &config, Scheduler::Grid), config.name()))
             .min_by(|a, b| a.0.total_cmp(&b.0))
@@ -231,7 +306,7 @@ pub(crate) mod tests {
 
     #[test]
     fn more_work_never_takes_less_time() {
-        for config in Config::MENU {
+        for config in Sm90a::MENU {
             let grouped = |m, n, k, groups| {
                 let desc = DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4);
                 [Scheduler::Grid, Scheduler::Persistent, Scheduler::StreamK]

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use dualgemm_device::Device;
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::compare::Element;
+use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut};
 use half::{bf16, f16};
 
@@ -22,10 +21,6 @@ pub struct Operands {
     c: Buffer,
     /// Block scales of a quantized C, and its tensor scale.
     c_scales: [Buffer; 2],
-}
-
-fn little_endian<T: Copy, const N: usize>(m: &Matrix<'_, T>, bytes: fn(T) -> [u8; N]) -> Vec<u8> {
-    (0..m.rows()).flat_map(|row| m.row(row)).flat_map(|&x| bytes(x)).collect()
 }
 
 /// Bytes of so many elements.
@@ -77,9 +72,7 @@ impl Operands {
             });
         }
         let (mut values, mut scales) = match a {
-            AOperand::Float(FloatMatrix::F32(a)) => (little_endian(a, f32::to_le_bytes), Vec::new()),
-            AOperand::Float(FloatMatrix::F16(a)) => (little_endian(a, f16::to_le_bytes), Vec::new()),
-            AOperand::Float(FloatMatrix::Bf16(a)) => (little_endian(a, bf16::to_le_bytes), Vec::new()),
+            AOperand::Float(a) => (a.to_le_bytes(), Vec::new()),
             AOperand::Quantized(a) => {
                 groups.iter().try_for_each(|rows| a.check_scales_of(rows.clone()))?;
                 a.dense_rows(0..a.rows())
@@ -222,18 +215,24 @@ impl Operands {
     pub fn rel_l2(&self, rows: &[usize], want: &[f64]) -> Result<f64, Error> {
         let (c, scales, scale) = self.read()?;
         let (m, n) = (self.desc.m, self.desc.n);
-        let compared = match self.desc.out {
-            OutFormat::F32 => compare(&c, rows, want, n, f32::from_le_bytes),
-            OutFormat::F16 => compare(&c, rows, want, n, f16::from_le_bytes),
-            OutFormat::Bf16 => compare(&c, rows, want, n, bf16::from_le_bytes),
+        let float = |ty: FloatType| {
+            let row = |&row: &usize| ty.values(&c[row * n * ty.bytes()..][..n * ty.bytes()]);
+            rows.iter().flat_map(row).collect::<Vec<f32>>()
+        };
+        let got = match self.desc.out {
+            OutFormat::F32 => float(FloatType::F32),
+            OutFormat::F16 => float(FloatType::F16),
+            OutFormat::Bf16 => float(FloatType::Bf16),
             OutFormat::Nvfp4 { scale_layout, .. } => {
                 let scale = GlobalScale::multiplier(scale);
                 let c = QuantizedMatrix::new("C", BlockFormat::Nvfp4, m, n, c, scales, scale_layout, scale)?;
-                let value = |&row: &usize| (0..n).map(|col| c.value(row, col) as f32).collect::<Vec<f32>>();
-                Comparison::new(&rows.iter().flat_map(value).collect::<Vec<f32>>(), want, n)
+                rows.iter()
+                    .flat_map(|&row| (0..n).map(move |col| (row, col)))
+                    .map(|(row, col)| c.value(row, col) as f32)
+                    .collect()
             }
         };
-        Ok(compared?.rel_l2)
+        Ok(Comparison::new(&got, want, n)?.rel_l2)
     }
 }
 
@@ -241,15 +240,4 @@ fn fill<T, const N: usize>(to: &mut [T], bytes: &[u8], value: fn([u8; N]) -> T) 
     for (to, &bytes) in to.iter_mut().zip(bytes.as_chunks::<N>().0) {
         *to = value(bytes);
     }
-}
-
-fn compare<T: Element, const N: usize>(
-    bytes: &[u8],
-    rows: &[usize],
-    want: &[f64],
-    n: usize,
-    value: fn([u8; N]) -> T,
-) -> Result<Comparison, dualgemm_gemm::Error> {
-    let row = |&row: &usize| bytes[row * n * N..][..n * N].as_chunks::<N>().0.iter().copied().map(value);
-    Comparison::new(&rows.iter().flat_map(row).collect::<Vec<T>>(), want, n)
 }

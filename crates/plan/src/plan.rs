@@ -107,7 +107,7 @@ impl GpuPlan {
         let mut fitting: Vec<(&'static dyn Strategy, Vec<String>)> = Vec::new();
         let mut refusals: Vec<(String, Vec<&str>)> = Vec::new();
         for s in wanted {
-            match s.kernels_for(desc, options.groups, info) {
+            match s.kernels(desc, options.groups, info) {
                 Ok(kernels) => fitting.push((s, kernels)),
                 Err(error) if options.strategy.is_some() => return Err(error),
                 Err(error) => {
@@ -184,7 +184,7 @@ impl GpuPlan {
         // A plan from elsewhere may be for another card, or of another build.
         self.desc.check()?;
         let (strategy, info) = (self.strategy()?, dualgemm_device::Device::info(gpu));
-        let kernels = strategy.kernels_for(&self.desc, self.groups, info)?;
+        let kernels = strategy.kernels(&self.desc, self.groups, info)?;
         if !kernels.contains(&self.kernel) {
             return Err(no_kernel(strategy, &self.kernel, &kernels));
         }
@@ -238,7 +238,7 @@ mod tests {
                     for out in outs {
                         let desc = DualGemmDesc { a, out, ..desc(m, n, k) };
                         let plan = choose(&desc, &GpuOptions::default()).unwrap();
-                        let kernels = plan.strategy().unwrap().kernels(&desc, &card(9, 0)).unwrap();
+                        let kernels = plan.strategy().unwrap().kernels(&desc, 1, &card(9, 0)).unwrap();
                         assert!(kernels.contains(&plan.kernel), "{plan}");
                         assert_eq!(plan.chosen_by, ChosenBy::Model);
                     }
@@ -266,7 +266,7 @@ mod tests {
         let choice =
             |m, strategy: &str, kernel: &String, us| Choice::of(&desc(m, 4096, 7168), strategy, kernel, us);
         let compared = ["fp8", "fused-epilogue"].map(|name| {
-            let kernels = strategy(name).unwrap().kernels(&desc(64, 4096, 7168), &card(9, 0)).unwrap();
+            let kernels = strategy(name).unwrap().kernels(&desc(64, 4096, 7168), 1, &card(9, 0)).unwrap();
             (name, kernels[kernels.len() - 1].clone())
         });
         let choices = Choices::tuned(vec![

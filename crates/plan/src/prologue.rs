@@ -1,4 +1,4 @@
-//! From A as it is given to the 16-bit floats that kernels multiply.
+//! From A as it is given to what kernels multiply: 16-bit floats,
 //!
 //! | A | plan | kernels before the product |
 //! |---|---|---|
@@ -10,20 +10,40 @@
 //! The kernel without prepack wants A in another order of K, which f16 and nvfp4 A are brought into. The e4m3 kernel wants
 //! A rounded to e4m3: nvfp4 by one kernel, its range becoming e4m3's, and floats by amax and another, under the scale that
 //! makes the largest magnitude 448.
+//!
+//! Blackwell's tensor cores multiply codes, row by row, with block scales in 128x4 atoms:
+//!
+//! | A | kernels before the product |
+//! |---|---|
+//! | nvfp4, mxfp4 with 128x4 scales, K whole atoms | none |
+//! | nvfp4, mxfp4 with scales in another order, or padding along K | scales to atoms, padding zeroed |
+//! | f32, f16, bf16, quantized with a static scale | quantize, scales straight to atoms |
+//! | the same with a dynamic scale | amax, then quantize; the scale stays on the device |
+//! | f16, bf16 as it is | none: the kernel widens the weights |
+//!
+//! Scales of rows in groups start with an atom of their own for each group, which kernels find by the table of first rows
+//! in device memory; so scales that are given in atoms of the whole A are moved, too.
 
-use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_formats::{FloatType, GlobalScale};
+use std::sync::{Mutex, PoisonError};
+
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec};
+use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
+use dualgemm_kernels::generic::atoms::ScaleAtoms;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::quantize::{E4M3_FACTOR, Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::parts::groups::Groups;
+use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Operand};
 use dualgemm_kernels::plain::order::SPAN;
 use dualgemm_ptx::builder::HalfFormat;
 
 use crate::strategy::one_group;
 use crate::{Buffer, DeviceA, Error, Gpu, GpuPlan};
+
+/// Blocks of a row that have their scales in one atom.
+const ATOM_BLOCKS: usize = 4;
 
 /// The float type that A is multiplied in: its own if that has 16 bits, otherwise f16, which holds nvfp4 exactly.
 ///
@@ -56,24 +76,25 @@ pub(crate) fn half_format(desc: &DualGemmDesc) -> Result<HalfFormat, String> {
     })
 }
 
-/// The order of K, and what is rounded.
+/// How a kernel takes A.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// As it is.
+    /// 16-bit floats, as they are.
     Rows,
-    /// That of [`dualgemm_kernels::plain`], rows padded by zeros.
+    /// Those in the order of [`dualgemm_kernels::plain`], rows padded by zeros.
     Permuted,
-    /// As it is, in e4m3.
+    /// e4m3.
     E4m3,
+    /// 16-bit floats, or nvfp4 as it is.
+    Codes,
+    /// 16-bit floats, or codes with block scales in 128x4 atoms.
+    Atoms,
 }
 
-/// A as kernels multiply it.
+/// A as a kernel takes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PreparedA {
-    /// The first element.
-    pub values: DevicePtr,
-    /// Bytes from row to row.
-    pub pitch: usize,
+    pub operand: Operand,
     /// What multiplies the products.
     pub scale: f32,
     /// One f32 that multiplies them as well, or null.
@@ -88,20 +109,54 @@ pub(crate) fn overlapping(info: &DeviceInfo, spec: LaunchSpec) -> LaunchSpec {
 /// The kernels before the product, with their memory.
 #[derive(Debug)]
 pub(crate) struct Prologue {
+    m: usize,
     k: usize,
-    /// Bytes from row to row of what is written.
+    /// What is written.
+    made: Format,
+    /// Bytes from row to row of it.
     pitch: usize,
     /// What multiplies the products besides the tensor scale.
     factor: f32,
     kind: Kind,
+    /// Scales in atoms.
+    scales: Scratch,
 }
 
 #[derive(Debug)]
 enum Kind {
-    Direct,
-    Permute { kernel: Quantize, image: Buffer },
+    /// Floats as they are.
+    Floats(HalfFormat),
+    /// nvfp4 as it is.
+    Codes,
+    /// Codes, whose scales may have to be moved.
+    Atoms { format: BlockFormat, to_atoms: Pair<ScaleAtoms> },
+    /// Codes to floats.
     Expand { kernel: Expand, image: Buffer },
-    Quantize { kernel: Quantize, image: Buffer, scale: TensorScale },
+    /// Floats to others, or to codes with scales in atoms.
+    Quantize { kernel: Pair<Quantize>, image: Buffer, scale: TensorScale },
+}
+
+/// Memory that grows with the number of groups. What was given out stays, since recorded launches may refer to it.
+#[derive(Debug)]
+struct Scratch {
+    gpu: &'static Gpu,
+    buffers: Mutex<Vec<Buffer>>,
+}
+
+impl Scratch {
+    /// At least so many bytes, zero at first.
+    fn take(&self, bytes: usize) -> Result<DevicePtr, Error> {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(buffer) = buffers.last().filter(|buffer| buffer.bytes() >= bytes) {
+            return Ok(buffer.ptr());
+        }
+        let buffer = Buffer::zeroed(self.gpu, bytes)?;
+        // Other streams do not wait for the zeros.
+        self.gpu.synchronize()?;
+        let ptr = buffer.ptr();
+        buffers.push(buffer);
+        Ok(ptr)
+    }
 }
 
 /// A kernel for one group, where one is needed, and for several, where the plan is for such.
@@ -165,49 +220,69 @@ impl TensorScale {
 
 impl Prologue {
     pub(crate) fn new(gpu: &'static Gpu, plan: &GpuPlan, order: Order) -> Result<Self, Error> {
-        let (desc, layout) = (&plan.desc, plan.a_scale_layout);
-        let pitch = match order {
-            Order::Rows => 2 * desc.k,
-            Order::Permuted => 2 * desc.k.next_multiple_of(SPAN),
-            Order::E4m3 => desc.k,
+        let (&DualGemmDesc { m, k, a, quantize_a, .. }, layout) = (&plan.desc, plan.a_scale_layout);
+        let (grouped, f16) = (plan.groups > 1, Format::Half(HalfFormat::F16));
+        let ty = match a {
+            AFormat::F32 => FloatType::F32,
+            AFormat::Bf16 => FloatType::Bf16,
+            _ => FloatType::F16,
         };
-        let factor = if order == Order::E4m3 { E4M3_FACTOR } else { 1.0 };
-        let sink = if order == Order::E4m3 { Sink::E4m3 } else { Sink::Image(FloatType::F16) };
-        let image = || Buffer::new(gpu, desc.m * pitch);
-        let quantize = |float: AFormat, dynamic| {
-            let ty = match float {
-                AFormat::F32 => FloatType::F32,
-                AFormat::Bf16 => FloatType::Bf16,
-                _ => FloatType::F16,
-            };
-            Ok::<_, Error>((ty, Quantize::new(gpu, ty, sink, dynamic)?))
+        let (made, pitch, factor) = match order {
+            Order::Rows | Order::Codes => (f16, 2 * k, 1.0),
+            Order::Permuted => (f16, 2 * k.next_multiple_of(SPAN), 1.0),
+            Order::E4m3 => (Format::E4m3, k, E4M3_FACTOR),
+            Order::Atoms => (Format::Block(BlockFormat::Nvfp4), k / 2, 1.0),
         };
-        let kind = match (desc.quantize_a, desc.a) {
-            (QuantizeA::No, AFormat::Nvfp4) => {
+        let image = || Buffer::new(gpu, m * pitch);
+        let kind = match (quantize_a, a.block_format(), order) {
+            (QuantizeA::No, None, Order::Rows | Order::Codes | Order::Atoms) => {
+                Kind::Floats(if a == AFormat::Bf16 { HalfFormat::Bf16 } else { HalfFormat::F16 })
+            }
+            (QuantizeA::No, Some(_), Order::Codes) => Kind::Codes,
+            (QuantizeA::No, Some(format), Order::Atoms) => {
+                // Padding along K is multiplied: by codes of zero, and NaN times zero is NaN. The caller's may be anything.
+                let padded = !(k / format.block_len()).is_multiple_of(ATOM_BLOCKS);
+                let moved = layout != ScaleLayout::Sf128x4 || padded;
+                let to_atoms = Pair {
+                    single: moved.then(|| ScaleAtoms::new(gpu, layout)).transpose()?,
+                    grouped: grouped.then(|| ScaleAtoms::grouped(gpu, layout)).transpose()?,
+                };
+                Kind::Atoms { format, to_atoms }
+            }
+            (QuantizeA::No, Some(_), _) => {
                 let kernel = match order {
-                    Order::Rows => Expand::new(gpu, layout, FloatType::F16)?,
                     Order::Permuted => Expand::permuted(gpu, layout)?,
                     Order::E4m3 => Expand::e4m3(gpu, layout, factor)?,
+                    _ => Expand::new(gpu, layout, FloatType::F16)?,
                 };
                 Kind::Expand { kernel, image: image()? }
             }
-            (QuantizeA::No, _) if order == Order::Permuted => {
-                let sink = Sink::Permuted(FloatType::F16);
-                Kind::Permute { kernel: Quantize::new(gpu, FloatType::F16, sink, false)?, image: image()? }
-            }
-            (QuantizeA::No, _) if order == Order::Rows => Kind::Direct,
-            (QuantizeA::Static(scale), float) => {
-                let scale = TensorScale::Static(GlobalScale::multiplier(scale));
-                Kind::Quantize { kernel: quantize(float, false)?.1, image: image()?, scale }
-            }
-            // e4m3 of a float has a scale of its own on each call, too.
-            (QuantizeA::Dynamic | QuantizeA::No, float) => {
-                let (ty, kernel) = quantize(float, true)?;
-                let scale = TensorScale::dynamic(gpu, ty, plan.groups > 1)?;
-                Kind::Quantize { kernel, image: image()?, scale }
+            (how, ..) => {
+                let scale = match (how, order) {
+                    (QuantizeA::Static(scale), _) => TensorScale::Static(GlobalScale::multiplier(scale)),
+                    (QuantizeA::No, Order::Permuted) => TensorScale::Static(GlobalScale::ONE),
+                    // e4m3 of a float has a scale of its own on each call, too.
+                    _ => TensorScale::dynamic(gpu, ty, grouped)?,
+                };
+                let dynamic = matches!(scale, TensorScale::Dynamic { .. });
+                let load = |sink| Quantize::new(gpu, ty, sink, dynamic);
+                let single = Some(load(match order {
+                    Order::Permuted => Sink::Permuted(FloatType::F16),
+                    Order::E4m3 => Sink::E4m3,
+                    Order::Atoms => Sink::Codes(ScaleLayout::Sf128x4),
+                    Order::Rows | Order::Codes => Sink::Image(FloatType::F16),
+                })?);
+                let of_groups = match order {
+                    Order::Atoms => grouped.then(|| load(Sink::Grouped)).transpose()?,
+                    _ => single,
+                };
+                Kind::Quantize { kernel: Pair { single, grouped: of_groups }, image: image()?, scale }
             }
         };
-        Ok(Self { k: desc.k, pitch, factor, kind })
+        let scales = Scratch { gpu, buffers: Mutex::default() };
+        let this = Self { m, k, made, pitch, factor, kind, scales };
+        this.reserve(None)?;
+        Ok(this)
     }
 
     /// Whether the products are multiplied by an f32 in device memory.
@@ -215,7 +290,24 @@ impl Prologue {
         matches!(&self.kind, Kind::Quantize { scale: TensorScale::Dynamic { .. }, .. })
     }
 
-    /// Lists their launches and says where A is then.
+    /// Takes the memory for scales in atoms that calls in so many groups need, or without groups.
+    pub(crate) fn reserve(&self, groups: Option<usize>) -> Result<DevicePtr, Error> {
+        let format = match (&self.kind, self.made) {
+            (Kind::Atoms { format, to_atoms }, _) if groups.is_some() || to_atoms.single.is_some() => *format,
+            (Kind::Quantize { .. }, Format::Block(format)) => format,
+            _ => return Ok(DevicePtr::NULL),
+        };
+        let (m, blocks) = (self.m, self.k / format.block_len());
+        self.scales.take(match groups {
+            None => ScaleLayout::Sf128x4.len(m, blocks),
+            Some(count) => ScaleAtoms::grouped_bytes((m, blocks), count),
+        })
+    }
+
+    /// Lists their launches and says where A of `m` rows is then.
+    ///
+    /// # Errors
+    /// If A is not what the plan is for, or misaligned.
     pub(crate) fn specs(
         &self,
         m: usize,
@@ -223,41 +315,63 @@ impl Prologue {
         groups: Option<&Groups>,
         specs: &mut Vec<LaunchSpec>,
     ) -> Result<PreparedA, Error> {
-        let (k, pitch_out, null) = (self.k, self.pitch, DevicePtr::NULL);
-        let whole = |image: &Buffer, scale, device_scale| {
-            let scale = scale * self.factor;
-            Ok(PreparedA { values: image.ptr(), pitch: pitch_out, scale, device_scale })
-        };
-        match (&self.kind, *a) {
-            (Kind::Direct, DeviceA::Float { values, pitch }) => {
-                Ok(PreparedA { values, pitch, scale: 1.0, device_scale: null })
+        let (k, null) = (self.k, DevicePtr::NULL);
+        let count = groups.map(|groups| groups.count);
+        let atoms = count.map_or(m.div_ceil(ATOM_ROWS as usize), |count| Groups::atoms(m, count));
+        let rows = |format, codes, scales| Operand { atoms, ..Operand::new(format, (m, k), codes, scales) };
+        let made =
+            |image: &Buffer, scales| Operand { pitch: self.pitch, ..rows(self.made, image.ptr(), scales) };
+        let (operand, scale, device_scale) = match (&self.kind, *a) {
+            (&Kind::Floats(half), DeviceA::Float { values, pitch }) => {
+                (Operand { pitch, ..rows(Format::Half(half), values, null) }, 1.0, null)
             }
-            (Kind::Permute { kernel, image }, DeviceA::Float { values, pitch }) => {
-                let out = Out::Image { values: image.ptr(), pitch: pitch_out };
-                let scale = Scale::Static(GlobalScale::ONE);
-                specs.push(kernel.spec(&Floats { m, k, values, pitch }, &out, &scale)?);
-                whole(image, 1.0, null)
+            (Kind::Codes, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
+                (rows(Format::Block(BlockFormat::Nvfp4), codes, scales), global_scale, null)
+            }
+            (
+                Kind::Atoms { format: format @ BlockFormat::Nvfp4, to_atoms },
+                DeviceA::Nvfp4 { codes, mut scales, global_scale },
+            )
+            | (
+                Kind::Atoms { format: format @ BlockFormat::Mxfp4, to_atoms },
+                DeviceA::Mxfp4 { codes, mut scales, global_scale },
+            ) => {
+                match to_atoms.of(groups) {
+                    Some(kernel) => {
+                        let to = self.reserve(count)?;
+                        specs.push(kernel.spec((m, k / format.block_len()), scales, to, groups)?);
+                        scales = to;
+                    }
+                    None if groups.is_some() => return Err(one_group()),
+                    None => {}
+                }
+                (rows(Format::Block(*format), codes, scales), global_scale, null)
             }
             (Kind::Expand { kernel, image }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
                 let codes = Codes { m, k, codes, pitch: k / 2, scales };
-                specs.push(kernel.spec(&codes, image.ptr(), pitch_out)?);
-                whole(image, global_scale, null)
+                specs.push(kernel.spec(&codes, image.ptr(), self.pitch)?);
+                (made(image, null), global_scale, null)
             }
             (Kind::Quantize { kernel, image, scale }, DeviceA::Float { values, pitch }) => {
-                let a = Floats { m, k, values, pitch };
-                let out = Out::Image { values: image.ptr(), pitch: pitch_out };
+                let (a, scales) = (Floats { m, k, values, pitch }, self.reserve(count)?);
+                let out = match (self.made, groups) {
+                    (Format::Block(_), None) => Out::Codes { codes: image.ptr(), scales },
+                    (Format::Block(_), Some(&groups)) => Out::Grouped { codes: image.ptr(), scales, groups },
+                    _ => Out::Image { values: image.ptr(), pitch: self.pitch },
+                };
                 let (how, scale, device_scale) = scale.specs(&a, groups, specs)?;
-                specs.push(kernel.spec(&a, &out, &how)?);
-                whole(image, scale, device_scale)
+                specs.push(kernel.of(groups).ok_or_else(one_group)?.spec(&a, &out, &how)?);
+                (made(image, scales), scale, device_scale)
             }
-            (_, found) => Err(Error::Operand {
-                tensor: "A",
-                found: found.kind().into(),
-                expected: match self.kind {
-                    Kind::Expand { .. } => "nvfp4".into(),
-                    Kind::Direct | Kind::Permute { .. } | Kind::Quantize { .. } => "floats".into(),
-                },
-            }),
-        }
+            (kind, found) => {
+                let expected = match kind {
+                    Kind::Floats(_) | Kind::Quantize { .. } => "floats".into(),
+                    Kind::Atoms { format, .. } => format.to_string(),
+                    Kind::Expand { .. } | Kind::Codes => "nvfp4".into(),
+                };
+                return Err(Error::Operand { tensor: "A", found: found.kind().into(), expected });
+            }
+        };
+        Ok(PreparedA { operand, scale: scale * self.factor, device_scale })
     }
 }

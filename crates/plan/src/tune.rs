@@ -65,7 +65,7 @@ fn candidates(
 ) -> (Vec<(f64, &'static dyn Strategy, String)>, usize) {
     let mut all: Vec<(f64, &'static dyn Strategy, String)> = Vec::new();
     for &s in strategies {
-        for kernel in s.kernels(&problem.desc, gpu.info()).unwrap_or_default() {
+        for kernel in s.kernels(&problem.desc, 1, gpu.info()).unwrap_or_default() {
             if let Some(us) = s.estimate_us(&problem.desc, 1, gpu.info(), &kernel) {
                 all.push((us, s, kernel));
             }

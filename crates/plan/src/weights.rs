@@ -6,8 +6,6 @@ use std::sync::{Arc, OnceLock};
 use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{GateUp, Linear, Operation};
-use dualgemm_kernels::generic::expand::Codes;
-use dualgemm_kernels::parts::operand::Operand;
 
 use crate::form::{Layout, Parts};
 use crate::upload::{
@@ -204,7 +202,7 @@ impl DeviceWeights {
     fn pack(&self, gpu: &'static Gpu) -> Result<Self, Error> {
         let (&Layout { n, k, format, .. }, layout) = (self.parts.layout(), ScaleLayout::Sf128x4);
         let op = if self.form().is_linear() { Operation::Linear } else { Operation::GateUp };
-        let halves = self.atoms(op)?;
+        let halves = self.parts.rows(WeightForm::Atoms, op)?;
         let half = |name, half: usize| -> Result<QuantizedMatrix<'static>, Error> {
             let mut codes = vec![0; n * k / 2];
             let mut scales = vec![0; layout.len(n, k / format.block_len())];
@@ -280,27 +278,8 @@ impl DeviceWeights {
         }
     }
 
-    pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
-        self.parts.packed(op)
-    }
-
-    /// The packs of gate and up by themselves.
-    pub(crate) fn packed_apart(&self) -> Result<[DevicePtr; 2], Error> {
-        self.parts.packed_apart()
-    }
-
-    /// Gate and up in e4m3, dense rows.
-    pub(crate) fn e4m3(&self) -> Result<[DevicePtr; 2], Error> {
-        self.parts.e4m3()
-    }
-
-    /// Gate and up as rows of codes.
-    pub(crate) fn plain(&self) -> Result<[Codes; 2], Error> {
-        self.parts.plain()
-    }
-
-    /// Gate and up as rows of codes with scales in 128x4 atoms.
-    pub(crate) fn atoms(&self, op: Operation) -> Result<[Operand; 2], Error> {
-        self.parts.atoms(op)
+    /// Where they are.
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
     }
 }

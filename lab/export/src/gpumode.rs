@@ -19,15 +19,18 @@ use dualgemm_bench::challenge::{RANKED, TESTS};
 use dualgemm_device::{Device as _, DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::{AFormat, Activation, DualGemmDesc, OutFormat, Program};
+use dualgemm_kernels::fused::{Config, Fused, FusedArgs, Weights};
 use dualgemm_kernels::generic::expand::{Codes, Expand};
-use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Formats, FusedArgs, Operand};
-use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::parts::operand::{Format, Formats, Operand};
+use dualgemm_kernels::parts::rows::Output;
+use dualgemm_kernels::parts::variant::Variant;
 use dualgemm_kernels::plain::order::SPAN;
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
-use dualgemm_kernels::{Error as KernelError, plain, sm100a};
+use dualgemm_kernels::{Error as KernelError, plain};
 use dualgemm_plan::blackwell::Estimate;
 use dualgemm_plan::strategy;
 use dualgemm_ptx::Target;
+use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::report::Card;
 use serde_json::{Value, json};
 
@@ -135,51 +138,48 @@ pub fn submission(target: Target, shapes: &[Shape]) -> Result<Submission, Error>
 /// A configuration's name, bytes of scratch memory, launches.
 type Launches = (String, usize, Vec<LaunchSpec>);
 
+/// Codes and scales of A (0), gate and up as rows.
+fn rows(slots: &Slots, i: usize, shape: (usize, usize)) -> Operand {
+    Operand::new(Format::Block(BlockFormat::Nvfp4), shape, slots.codes[i], slots.scales[i])
+}
+
 fn blackwell(recorder: &Recorder, slots: &Slots, shape: Shape) -> Result<Launches, Error> {
     let Shape { m, n, k } = shape;
-    let refused = |source: KernelError| Error::Kernel { shape: shape.to_string(), source };
-    let operand = |i: usize, rows: usize| Operand {
-        format: Format::Block(BlockFormat::Nvfp4),
-        rows,
-        k,
-        codes: slots.codes[i],
-        pitch: k / 2,
-        scales: slots.scales[i],
-        atoms: rows.div_ceil(ATOM_ROWS as usize),
-    };
-    let args = FusedArgs {
-        a: operand(0, m),
-        gate: operand(1, n),
-        up: operand(2, n),
-        output: rows::Output::new(slots.c, [1.0; 2]),
-        groups: None,
-    };
-    let (config, _) = Estimate::best(Formats::NVFP4, (m, n, k)).map_err(refused)?;
-    let variant = rows::Variant::new(program());
-    let kernel = sm100a::host::Fused::new(recorder, config, &variant, n).map_err(refused)?;
-    Ok((config.name(), 0, vec![kernel.spec(&args).map_err(refused)?]))
+    let (config, _) = Estimate::best(Formats::NVFP4, (m, n, k))
+        .map_err(|source| Error::Kernel { shape: shape.to_string(), source })?;
+    let a = rows(slots, 0, (m, k));
+    let spec = launch_of(recorder, slots, shape, (Config::Sm100a(config), a), 1.0)?;
+    Ok((config.name(), 0, vec![spec]))
 }
 
 fn hopper(recorder: &Recorder, slots: &Slots, shape: Shape) -> Result<Launches, Error> {
-    let Shape { m, n, k } = shape;
+    let Shape { m, k, .. } = shape;
     let refused = |source: KernelError| Error::Kernel { shape: shape.to_string(), source };
     let config = plain_config(shape, recorder.info())?;
-    let codes =
-        |i: usize, m: usize| Codes { m, k, codes: slots.codes[i], pitch: k / 2, scales: slots.scales[i] };
     let pitch = 2 * k.next_multiple_of(SPAN);
     let expand = Expand::permuted(recorder, ScaleLayout::Sf128x4).map_err(refused)?;
-    let variant = rows::Variant::new(program()).for_features(n);
-    let kernel = plain::host::Fused::new(recorder, config, &variant);
-    let args = plain::host::FusedArgs {
-        size: (m, n, k),
-        a: slots.scratch,
-        a_pitch: pitch,
-        weights: [codes(1, n), codes(2, n)],
-        output: rows::Output::new(slots.c, [WEIGHT_FACTOR; 2]),
-    };
-    let first = expand.spec(&codes(0, m), slots.scratch, pitch).map_err(refused)?;
-    let second = kernel.and_then(|kernel| kernel.spec(&args)).map_err(refused)?;
+    let codes = Codes { m, k, codes: slots.codes[0], pitch: k / 2, scales: slots.scales[0] };
+    let first = expand.spec(&codes, slots.scratch, pitch).map_err(refused)?;
+    let a = Operand::new(Format::Half(HalfFormat::F16), (m, k), slots.scratch, slots.scales[0]);
+    let a = Operand { pitch, ..a };
+    let second = launch_of(recorder, slots, shape, (Config::Plain(config), a), WEIGHT_FACTOR)?;
     Ok((config.name(), m * pitch, vec![first, second]))
+}
+
+/// The launch of a fused kernel on A.
+fn launch_of(
+    recorder: &Recorder,
+    slots: &Slots,
+    shape: Shape,
+    (config, a): (Config, Operand),
+    alpha: f32,
+) -> Result<LaunchSpec, Error> {
+    let Shape { m, n, k } = shape;
+    let weights = Weights::Rows([1, 2].map(|i| rows(slots, i, (n, k))));
+    let args = FusedArgs::new((m, n, k), a, weights, Output::new(slots.c, [alpha; 2]));
+    let kernel = Fused::new(recorder, config, &Variant::new(program()).for_weights(n, k));
+    let spec = kernel.and_then(|kernel| kernel.spec(&args));
+    spec.map_err(|source| Error::Kernel { shape: shape.to_string(), source })
 }
 
 /// The tile that the cost model expects to be fastest, on scales in 128x4 order.
@@ -192,7 +192,7 @@ fn plain_config(shape: Shape, info: &DeviceInfo) -> Result<plain::config::Config
         ..DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
     };
     let time = |kernel: &String| plain.estimate_us(&desc, 1, info, kernel).unwrap_or(f64::INFINITY);
-    let kernels = plain.kernels(&desc, info).map_err(refused)?;
+    let kernels = plain.kernels(&desc, 1, info).map_err(refused)?;
     let best = kernels.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_default();
     let config = plain::config::Config::named(&best)
         .map_err(|source| Error::Kernel { shape: shape.to_string(), source })?;
@@ -272,7 +272,7 @@ mod tests {
     fn registered(name: &str, arch: Target) -> HashSet<String> {
         let kernel = KERNELS.iter().find(|k| (k.name, k.arch) == (name, arch)).unwrap();
         let text = |config: String| kernel.generate(&config, &program(), true).unwrap().to_string();
-        (kernel.configs)().into_iter().map(text).collect()
+        kernel.configs().into_iter().map(text).collect()
     }
 
     #[test]

@@ -199,7 +199,7 @@ fn usable(s: &dyn Strategy, gpu: &'static Gpu, m: usize) -> Result<(), GpuError>
         out: OutFormat::F16,
         ..DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
     };
-    s.kernels(&desc, gpu.info())?;
+    s.kernels(&desc, 1, gpu.info())?;
     if s.needs_library() {
         gpu.blas()?;
     }

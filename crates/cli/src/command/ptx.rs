@@ -49,7 +49,7 @@ pub(super) fn check_config<'k>(
     asked: &str,
     kernels: impl IntoIterator<Item = &'k Kernel>,
 ) -> anyhow::Result<()> {
-    let mut configs: Vec<String> = kernels.into_iter().flat_map(|kernel| (kernel.configs)()).collect();
+    let mut configs: Vec<String> = kernels.into_iter().flat_map(Kernel::configs).collect();
     if configs.iter().any(|config| config == asked) {
         return Ok(());
     }
@@ -66,7 +66,7 @@ pub(super) fn check_config<'k>(
 pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (Some(name), Some(arch)) = (&args.kernel, &args.arch) else {
         let entry = |k: &Kernel| {
-            let (arch, configs) = (k.arch.as_str(), (k.configs)());
+            let (arch, configs) = (k.arch.as_str(), k.configs());
             let mut text = format!("--kernel {} --arch {arch}: {}\n", k.name, k.doc);
             text.extend(configs.iter().map(|config| format!("  --config {config}\n")));
             (json!({ "name": k.name, "arch": arch, "doc": k.doc, "configs": configs }), text)
@@ -77,7 +77,7 @@ pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
     };
     let kernel = find(name, arch)?;
     args.config.iter().try_for_each(|config| check_config(config, [kernel]))?;
-    let first = || (kernel.configs)().into_iter().next().unwrap_or_default();
+    let first = || kernel.configs().into_iter().next().unwrap_or_default();
     let config = args.config.clone().unwrap_or_else(first);
     if let Some(activation) = args.activation.filter(|_| !kernel.has_activation()) {
         bail!("--activation {activation}: kernel {name} for {arch} computes no activation; leave it out");

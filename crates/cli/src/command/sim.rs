@@ -15,12 +15,13 @@ use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Ep
 use dualgemm::strategies::blackwell::Estimate;
 use dualgemm_bench::Shape;
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-use dualgemm_device::{Device as _, DevicePtr, Error as DeviceError, LaunchSpec};
-use dualgemm_kernels::parts::operand::{Format, Formats, FusedArgs, Operand};
-use dualgemm_kernels::parts::rows::{self, Output as Destination};
+use dualgemm_device::{Device as _, Error as DeviceError, LaunchSpec};
+use dualgemm_kernels::fused::{Config, Fused};
+use dualgemm_kernels::operands::Operands;
+use dualgemm_kernels::parts::format::{Format, Formats};
+use dualgemm_kernels::parts::variant::Variant;
 use dualgemm_kernels::registry::{KERNELS, Kernel, seen_on};
-use dualgemm_kernels::sm90a::{host::Fused, operands::Operands, pack::Pack, variant::Variant};
-use dualgemm_kernels::{sm90a, sm100a, sm120a};
+use dualgemm_kernels::{sm90a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::report::Report as LaunchReport;
 use dualgemm_sim::{Card, Check, Checks, Config as SimConfig, Gpu, Trap};
@@ -160,17 +161,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// A problem on a simulated card: A as the reference takes it, the launch, and where C is, f16.
-struct Prepared {
-    config: String,
-    a: AOperand<'static>,
-    spec: LaunchSpec,
-    c: DevicePtr,
-    /// Tokens of a tile.
-    tokens: u32,
-    estimate: Option<Estimate>,
-}
-
 /// The card that an architecture is simulated as.
 fn card_of(arch: &str) -> Option<Card> {
     match arch {
@@ -181,84 +171,44 @@ fn card_of(arch: &str) -> Option<Card> {
     }
 }
 
-/// Hopper: A in f16, weights packed.
-fn prepare_hopper(
-    gpu: &Gpu,
-    args: &SimArgs,
-    inputs: &mut Inputs,
-    weights: &GateUp<'_>,
-) -> anyhow::Result<Prepared> {
-    use sm90a::config::Config;
+/// The configuration that was asked for, or the one whose tile fits M.
+fn config_of(args: &SimArgs, card: Card) -> anyhow::Result<Config> {
     let Shape { m, n, k } = args.shape;
-    let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
-    let a = inputs.floats("A", FloatType::F16, m, k)?;
-    let fused = Fused::new(gpu, config, &Variant::new(args.activation.program()).for_weights(n, k))?;
-    let operands = Operands::upload(gpu, &fused, &a, &Pack::new(weights)?)?;
-    let (spec, c) = (fused.spec(operands.args())?, operands.args().output.c);
-    let (tokens, config) = (config.tokens, config.name());
-    Ok(Prepared { config, a: AOperand::Float(a), spec, c, tokens, estimate: None })
-}
-
-/// Formats of the operands of the configuration that was asked for; Hopper's are all for nvfp4 weights.
-fn formats_of(args: &SimArgs, card: Card) -> anyhow::Result<Formats> {
     Ok(match (&args.config, card) {
-        (None, _) | (_, Card::H100) => Formats::NVFP4,
-        (Some(name), Card::B200) => sm100a::config::Config::named(name)?.formats,
-        (Some(name), _) => Formats::Scaled(sm120a::config::Config::named(name)?.format),
+        (Some(name), _) => Config::named(name)?,
+        (None, Card::H100) => Config::Sm90a(sm90a::config::Config::for_tokens(m)),
+        (None, Card::B200) => Config::Sm100a(Estimate::best(Formats::NVFP4, (m, n, k))?.0),
+        (None, _) => Config::Sm120a(sm120a::config::Config::for_tokens(m)),
     })
 }
 
-/// Blackwell: A as the weights are or in 16 bits, everything as it lies in a checkpoint but for the order of scales.
-fn prepare_blackwell(
-    gpu: &Gpu,
-    args: &SimArgs,
-    inputs: &mut Inputs,
-    weights: &GateUp<'_>,
-    formats: Formats,
-) -> anyhow::Result<Prepared> {
-    let Shape { m, n, k } = args.shape;
-    let (a, x, a_scale) = match formats.a() {
+/// Formats of a configuration's operands, tokens of its tile, and what a B200 should take. Hopper's are all for nvfp4 weights.
+fn about(config: &Config, Shape { m, n, k }: Shape) -> (Formats, u32, Option<Estimate>) {
+    match config {
+        Config::Sm100a(config) => {
+            (config.formats, config.tile_tokens(), Estimate::new(config, (m, n, k)).ok())
+        }
+        Config::Sm120a(config) => (Formats::Scaled(config.format), config.tokens, None),
+        Config::Sm90a(config) => (Formats::NVFP4, config.tokens, None),
+        Config::Warpwise(config) => (Formats::NVFP4, config.tokens, None),
+        Config::Plain(config) => (Formats::NVFP4, config.tokens, None),
+        Config::Fp8(config) => (Formats::NVFP4, config.tokens, None),
+        Config::Sm80(config) => (Formats::NVFP4, config.tokens, None),
+    }
+}
+
+/// A in the format that a kernel takes.
+fn operand(inputs: &mut Inputs, format: Format, (m, k): (usize, usize)) -> anyhow::Result<AOperand<'static>> {
+    Ok(match format {
         Format::Block(format) => {
             let sets = (CodeSet::Full, ScaleSet::Unit);
-            let scale = tensor_scale(format, A_SCALE);
-            let a = inputs.quantized("A", format, (m, k), sets, scale)?;
-            let x = Operand::upload(gpu, &a)?;
-            (AOperand::Quantized(a), x, scale.value())
+            AOperand::Quantized(inputs.quantized("A", format, (m, k), sets, tensor_scale(format, A_SCALE))?)
         }
-        Format::Half(half) => {
-            let ty = match half {
-                HalfFormat::F16 => FloatType::F16,
-                HalfFormat::Bf16 => FloatType::Bf16,
-            };
-            let a = inputs.floats("A", ty, m, k)?;
-            let x = Operand::upload_floats(gpu, &a)?;
-            (AOperand::Float(a), x, 1.0)
+        Format::Half(HalfFormat::Bf16) => AOperand::Float(inputs.floats("A", FloatType::Bf16, m, k)?),
+        Format::Half(HalfFormat::F16) | Format::E4m3 => {
+            AOperand::Float(inputs.floats("A", FloatType::F16, m, k)?)
         }
-    };
-    let c = gpu.alloc(m * n * size_of::<f16>())?;
-    let alpha = [&weights.gate, &weights.up].map(|half| a_scale * half.global_scale().value());
-    let output = Destination::new(c, alpha);
-    let operands = FusedArgs {
-        a: x,
-        gate: Operand::upload(gpu, &weights.gate)?,
-        up: Operand::upload(gpu, &weights.up)?,
-        output,
-        groups: None,
-    };
-    let variant = rows::Variant::new(args.activation.program());
-    let (config, spec, tokens, estimate) = if gpu.info().arch.major == 10 {
-        use sm100a::config::Config;
-        let guess = || Estimate::best(formats, (m, n, k)).map(|(config, _)| config);
-        let config = args.config.as_deref().map_or_else(guess, Config::named)?;
-        let spec = sm100a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?;
-        (config.name(), spec, config.tile_tokens(), Estimate::new(&config, (m, n, k)).ok())
-    } else {
-        use sm120a::config::Config;
-        let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
-        let spec = sm120a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?;
-        (config.name(), spec, config.tokens, None)
-    };
-    Ok(Prepared { config, a, spec, c, tokens, estimate })
+    })
 }
 
 /// Launches, and shows how far it has come: of the operations of tensor cores, which take most of the time, it is known how
@@ -300,6 +250,30 @@ fn interrupted(gpu: &Gpu, trap: Option<Trap>) -> Interrupted {
     Interrupted(format!("{finished} of {ctas} CTAs have finished; {found}"))
 }
 
+/// Compares C with the reference, and says what the launch did.
+fn finished(
+    args: &SimArgs,
+    (gpu, card): (&Gpu, Card),
+    operands: &Operands<'_>,
+    (a, weights): (&AOperand<'_>, &GateUp<'_>),
+    output: &Output,
+) -> anyhow::Result<Finished> {
+    let launched = gpu.take_outcome().ok_or_else(|| anyhow!("the launch left no report"))?;
+    let bytes = operands.read_c()?;
+    let got: Vec<f16> = bytes.as_chunks().0.iter().copied().map(f16::from_le_bytes).collect();
+    let epilogue = Epilogue { activation: args.activation, ..Epilogue::default() };
+    // C is f16 whatever A is.
+    let tolerance = Tolerance::bounded(AFormat::F16, &epilogue);
+    let bar = output.progress("reference", weights.n());
+    let count = |done: usize| bar.inc(done as u64);
+    let want = bounded_rows(&epilogue, a, &RowSample::all(a.rows()), weights, &count)?;
+    bar.finish_and_clear();
+    let comparison = Comparison::new(&got, &want, weights.n())?;
+    let report = LaunchReport::new(&launched, None);
+    let (launch, text) = (launch_document(&report, card), format!("{report}{}", report.estimate(card)));
+    Ok(Finished { comparison, tolerance, launch, text })
+}
+
 /// Simulates a launch.
 pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let Some(card) = card_of(&args.arch) else {
@@ -313,7 +287,8 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
         let fused = |k: &&Kernel| k.arch.as_str() == args.arch && FUSED.contains(&k.name);
         ptx::check_config(config, KERNELS.iter().filter(fused))?;
     }
-    let formats = formats_of(args, card)?;
+    let config = config_of(args, card)?;
+    let (formats, tokens, estimate) = about(&config, args.shape);
     let [nvfp4, mxfp4, w4a16] = FUSED;
     let name = match formats {
         Formats::Scaled(BlockFormat::Nvfp4) => nvfp4,
@@ -334,10 +309,11 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let mut settings = SimConfig::default().card(card).checks(Checks::ALL).seed(args.seed);
     settings.max_instructions = args.max_instructions.unwrap_or(settings.max_instructions);
     let gpu = Gpu::new(settings);
-    let Prepared { config, a, spec, c, tokens, estimate } = match card {
-        Card::H100 => prepare_hopper(&gpu, args, &mut inputs, &weights)?,
-        _ => prepare_blackwell(&gpu, args, &mut inputs, &weights, formats)?,
-    };
+    let variant = Variant::new(args.activation.program()).for_weights(n, k);
+    let a = operand(&mut inputs, config.a_format(&variant), (m, k))?;
+    let fused = Fused::new(&gpu, config, &variant)?;
+    let operands = Operands::upload(&fused, &a, std::slice::from_ref(&weights), &[])?;
+    let (spec, config) = (fused.spec(&operands.args)?, config.name());
     let operations = 4 * (m.next_multiple_of(tokens as usize) * n * k) as u64;
     let launched = launch(&gpu, &spec, operations, output);
     let trap = gpu.take_trap();
@@ -346,22 +322,8 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
     let (right, trap, finished) = match launched {
         Ok(()) => {
-            let launched = gpu.take_outcome().ok_or_else(|| anyhow!("the launch left no report"))?;
-            let mut bytes = vec![0; m * n * size_of::<f16>()];
-            gpu.copy_from(&mut bytes, c)?;
-            let got: Vec<f16> = bytes.as_chunks().0.iter().copied().map(f16::from_le_bytes).collect();
-            let epilogue = Epilogue { activation: args.activation, ..Epilogue::default() };
-            // C is f16 whatever A is.
-            let tolerance = Tolerance::bounded(AFormat::F16, &epilogue);
-            let bar = output.progress("reference", n);
-            let count = |done: usize| bar.inc(done as u64);
-            let want = bounded_rows(&epilogue, &a, &RowSample::all(m), &weights, &count)?;
-            bar.finish_and_clear();
-            let comparison = Comparison::new(&got, &want, n)?;
-            let report = LaunchReport::new(&launched, None);
-            let (launch, text) =
-                (launch_document(&report, card), format!("{report}{}", report.estimate(card)));
-            (tolerance.holds(&comparison), None, Some(Finished { comparison, tolerance, launch, text }))
+            let finished = finished(args, (&gpu, card), &operands, (&a, &weights), output)?;
+            (finished.tolerance.holds(&finished.comparison), None, Some(finished))
         }
         // A trap is a finding about the kernel; anything else is a fault of the call.
         Err(error) => match trap {

@@ -148,7 +148,7 @@ fn blackwell_finds_scales_of_every_order_close() {
 fn every_kernel_of_sm100_for_groups_in_nvfp4_is_right_close() {
     let (id, desc) = (&BLACKWELL[0], desc(9, 40, 800, AFormat::Nvfp4, OutFormat::F32));
     let native = dualgemm::strategies::strategy("native").unwrap();
-    let kernels = native.grouped_kernels(&desc, 2, id.open().unwrap().info()).unwrap();
+    let kernels = native.kernels(&desc, 2, id.open().unwrap().info()).unwrap();
     assert!(kernels.len() > 3, "{kernels:?}");
     for kernel in kernels {
         let options = GpuOptions { strategy: Some("native".into()), kernel: Some(kernel), ..groups(2) };
@@ -437,7 +437,7 @@ fn what_groups_cannot_be_is_said() {
     let message =
         unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) }.unwrap_err().to_string();
     let wanted =
-        "plan with GpuOptions::groups, which fused, persistent, decode, warpwise, native, portable take";
+        "plan with GpuOptions::groups, which fused, persistent, decode, warpwise, portable, native take";
     assert!(message.ends_with(wanted), "{message}");
     assert!(runner.warm_experts(&packed).is_err());
 

@@ -458,7 +458,7 @@ fn gpu_plans_that_cannot_be_are_refused() {
     let kernel = few.kernel();
     // One that splits K among more CTAs than there is work for.
     let native = dualgemm::strategies::strategy("native").unwrap();
-    let kernels = |k| native.kernels(&desc(9, 32, k, AFormat::Nvfp4, OutFormat::F32), info).unwrap();
+    let kernels = |k| native.kernels(&desc(9, 32, k, AFormat::Nvfp4, OutFormat::F32), 1, info).unwrap();
     let split = kernels(4096).into_iter().find(|name| !kernels(64).contains(name)).unwrap();
     for (from, to, said) in [
         ("\"k\":64", "\"k\":24", "K = 24 is not a multiple of 16"),

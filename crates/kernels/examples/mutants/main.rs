@@ -9,7 +9,7 @@
 //! line of the list explains none of all. `--verbose` says what became of each.
 
 mod cases;
-mod few_tokens;
+mod mixture;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

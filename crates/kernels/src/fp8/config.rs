@@ -3,11 +3,11 @@
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use crate::Error;
-use crate::error::one_of;
-use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
-use crate::parts::rows::Out;
+use crate::fused::Tile as _;
+use crate::limits::{SHARED_DATACENTER, STAGES, Valid};
 use crate::parts::staged::stage_over;
 use crate::parts::tma_tiles::Shape;
+use crate::parts::variant::Out;
 
 /// Features of a warpgroup: the M of `wgmma`.
 pub const GROUP_FEATURES: u32 = 64;
@@ -53,11 +53,6 @@ impl Config {
         Config { row_groups: 2, tokens: 128, stages: 4 },
     ];
 
-    /// The configuration of the menu that [`name`](Self::name) calls so.
-    pub fn named(name: &str) -> Result<Config, Error> {
-        one_of(name, Self::MENU, Self::name)
-    }
-
     /// Features of the tile.
     pub fn features(&self) -> u32 {
         self.row_groups * GROUP_FEATURES
@@ -75,7 +70,7 @@ impl Config {
 
     /// Shared memory for output of this type, or what does not fit.
     pub fn layout(&self, out: Out) -> Result<Layout, Error> {
-        let rules = Rules("sm90a fp8");
+        let rules = self.rules();
         rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
         rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 128))?;
         rules.check("stages", self.stages, STAGES)?;

@@ -15,18 +15,16 @@ use dualgemm_ptx::builder::*;
 
 use super::config::{Config, GROUP_FEATURES, Layout, STAGE_K};
 use crate::Error;
+use crate::fused::{ENTRY, Tile as _};
 use crate::generic::module;
 use crate::parts::ring::low_word;
-use crate::parts::rows::Variant;
 use crate::parts::tma_tiles::CtaTile;
-
-/// Name of the kernel in its module.
-pub const ENTRY: &str = "dual_gemm";
+use crate::parts::variant::Variant;
 
 /// Generates the kernel.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant.out)?;
-    variant.one_problem("sm90a fp8")?;
+    config.rules().one_problem(variant)?;
     let about = format!("C = act(A B1^T, A B2^T), e4m3: {}", config.name());
     module(Target::Sm90a, &about, ENTRY, |k| {
         Fused::new(k, config, &layout, variant).emit(k);

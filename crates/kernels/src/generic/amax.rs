@@ -4,7 +4,6 @@
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::FloatType;
-use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
@@ -14,6 +13,7 @@ use super::quantize::Floats;
 use super::rowwise::WIDTH;
 use super::{load, module, take_turn, target_for, values};
 use crate::Error;
+use crate::error::refused;
 use crate::parts::groups::{GroupRows, Groups};
 
 /// Name of the kernel in its module.
@@ -129,8 +129,7 @@ impl Amax {
         a.check("A", self.ty)?;
         let units = a.m * a.k / WIDTH as usize;
         let Ok(units) = u32::try_from(units) else {
-            let (found, expected) = (format!("[{}, {}]", a.m, a.k), "at most 2^35 elements".into());
-            return Err(OperandError::Operand { tensor: "A".into(), found, expected }.into());
+            return refused("A", format!("[{}, {}]", a.m, a.k), "at most 2^35 elements");
         };
         let args =
             Args::new().u32(units).u32(a.k as u32 / WIDTH).ptr(a.values).u32(a.pitch as u32).ptr(parts);

@@ -7,15 +7,15 @@
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::ScaleLayout;
-use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::quantize::fits;
 use super::rowwise::scale_offset;
 use super::{load, module, take_turn, target_for};
 use crate::Error;
+use crate::error::refused;
+use crate::limits::fits;
 use crate::parts::format::{ATOM_BYTES, ATOM_ROWS};
 use crate::parts::groups::{GroupRows, Groups};
 
@@ -122,13 +122,9 @@ impl ScaleAtoms {
     ) -> Result<LaunchSpec, Error> {
         let chunks = blocks.div_ceil((BLOCKS * THREADS) as usize);
         let padded = if self.grouped { rows } else { rows.next_multiple_of(ATOM_ROWS as usize) };
-        let refuse = |found: String, expected: &str| {
-            let expected = expected.into();
-            Err(OperandError::Operand { tensor: "scales".into(), found, expected }.into())
-        };
         if rows == 0 || blocks == 0 || padded > i32::MAX as usize || chunks > u16::MAX as usize {
             let found = format!("{rows} rows of {blocks}");
-            return refuse(found, "at least one, in less than 2^31 rows of at most 2^25");
+            return refused("scales", found, "at least one, in less than 2^31 rows of at most 2^25");
         }
         fits("scales", "address of their atoms", to.0 as usize, 1, 16)?;
         let args = Args::new().ptr(from).u32(rows as u32).u32(blocks as u32).ptr(to);

@@ -6,14 +6,14 @@
 //! ```
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
-use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::quantize::fits;
 use super::{load, module, take_turn, target_for};
 use crate::Error;
+use crate::error::refused;
+use crate::limits::fits;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "copy";
@@ -67,8 +67,7 @@ impl Copy {
     ) -> Result<LaunchSpec, Error> {
         let pieces = u32::try_from(bytes / PIECE as usize).unwrap_or(0);
         if pieces == 0 || !bytes.is_multiple_of(PIECE as usize) {
-            let (found, expected) = (format!("{bytes} bytes"), "a multiple of 16, less than 2^36".into());
-            return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
+            return refused(tensor, format!("{bytes} bytes"), "a multiple of 16, less than 2^36");
         }
         fits(tensor, "address", from.0 as usize, 1, PIECE as usize)?;
         fits(tensor, "address of the copy", to.0 as usize, 1, PIECE as usize)?;

@@ -3,22 +3,20 @@
 //!
 //! The value is `code · scale` (exact) times the tensor scale in f32, rounded once more to the output's type.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
-use dualgemm_gemm::Activation;
 
 use super::expand::Codes;
-use super::quantize::fits;
-use super::rowwise::{self, Config, Sink, Source};
-use super::{load, target_for, values};
+use super::rowwise::{Config, Loaded, Sink, Source};
+use super::values;
 use crate::Error;
+use crate::limits::fits;
 
 /// The kernel, loaded on a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Dequantize {
-    function: FunctionId,
+    kernel: Loaded,
     ty: FloatType,
-    config: Config,
 }
 
 impl Dequantize {
@@ -48,10 +46,7 @@ impl Dequantize {
         layout: ScaleLayout,
         ty: FloatType,
     ) -> Result<Self, Error> {
-        let config = Self::config(format, layout, ty);
-        let module =
-            rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
-        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+        Ok(Self { kernel: Loaded::new(device, Self::config(format, layout, ty), None)?, ty })
     }
 
     /// The launch that writes the values of `weights`, times `tensor_scale`, to `out`, rows `pitch` bytes apart (a
@@ -64,7 +59,7 @@ impl Dequantize {
         pitch: usize,
     ) -> Result<LaunchSpec, Error> {
         weights.check("B")?;
-        self.config.check_blocks("B", weights.k)?;
+        self.kernel.config.check_blocks("B", weights.k)?;
         fits("B", "address of the values", out.0 as usize, 1, 16)?;
         let least = weights.k * values::bytes(self.ty) as usize;
         fits("B", "bytes from row to row of the values", pitch, least, 16)?;
@@ -77,7 +72,6 @@ impl Dequantize {
             .f32(tensor_scale)
             .ptr(out)
             .u32(pitch as u32);
-        let grid = self.config.grid(weights.m, weights.k);
-        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+        Ok(self.kernel.launch((weights.m, weights.k), args))
     }
 }

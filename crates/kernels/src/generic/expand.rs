@@ -9,14 +9,14 @@
 //! To e4m3, which has fewer bits than a code and a scale together, the value over a scale is rounded: what the e4m3 GEMM
 //! multiplies, weights too.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
-use dualgemm_gemm::{Activation, Error as OperandError};
 
-use super::quantize::{block_rule, fits};
-use super::rowwise::{self, Config, Sink, Source};
-use super::{load, target_for, values};
+use super::rowwise::{Config, Loaded, Sink, Source};
+use super::values;
 use crate::Error;
+use crate::error::refused;
+use crate::limits::{block_rule, fits};
 use crate::plain::order::SPAN;
 
 /// What an expanded value must be multiplied by to be `code · scale`.
@@ -48,8 +48,7 @@ impl Codes {
 /// The kernel, loaded on a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Expand {
-    function: FunctionId,
-    config: Config,
+    kernel: Loaded,
     /// What multiplies e4m3 values.
     scale: f32,
 }
@@ -101,24 +100,21 @@ impl Expand {
     /// If `over` is not positive and finite, its reciprocal too, or the device refuses the text.
     pub fn e4m3(device: &dyn Device, layout: ScaleLayout, over: f32) -> Result<Self, Error> {
         if !(over > 0.0 && over.is_finite() && (1.0 / over).is_finite()) {
-            let (found, expected) = (over.to_string(), "positive with a finite reciprocal".into());
-            return Err(OperandError::Operand { tensor: "scale of e4m3".into(), found, expected }.into());
+            return refused("scale of e4m3", over.to_string(), "positive with a finite reciprocal");
         }
         Self::load(device, Self::config(BlockFormat::Nvfp4, layout, Sink::E4m3), over)
     }
 
     fn load(device: &dyn Device, config: Config, scale: f32) -> Result<Self, Error> {
-        let module =
-            rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
-        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, config, scale })
+        Ok(Self { kernel: Loaded::new(device, config, None)?, scale })
     }
 
     /// The launch that writes `[m, k]` values to `out`, rows `pitch` bytes apart (a multiple of 16).
     pub fn spec(&self, a: &Codes, out: DevicePtr, pitch: usize) -> Result<LaunchSpec, Error> {
         a.check("A")?;
-        self.config.check_blocks("A", a.k)?;
+        self.kernel.config.check_blocks("A", a.k)?;
         fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
-        let least = match self.config.sink {
+        let least = match self.kernel.config.sink {
             Sink::Permuted(ty) => a.k.next_multiple_of(SPAN) * values::bytes(ty) as usize,
             Sink::Float(ty) | Sink::Image(ty) => a.k * values::bytes(ty) as usize,
             Sink::E4m3 | Sink::Codes(_) | Sink::Grouped => a.k,
@@ -132,8 +128,7 @@ impl Expand {
             .ptr(a.scales)
             .ptr(out)
             .u32(pitch as u32);
-        let args = if self.config.sink == Sink::E4m3 { args.f32(1.0 / self.scale) } else { args };
-        let grid = self.config.grid(a.m, a.k);
-        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+        let args = if self.kernel.config.sink == Sink::E4m3 { args.f32(1.0 / self.scale) } else { args };
+        Ok(self.kernel.launch((a.m, a.k), args))
     }
 }

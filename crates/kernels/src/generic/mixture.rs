@@ -13,16 +13,16 @@
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::FloatType;
-use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::SmemLayout;
 
-use super::quantize::fits;
 use super::rowwise::WIDTH;
 use super::{load, module, take_turn, target_for, values};
 use crate::Error;
+use crate::error::refused;
+use crate::limits::fits;
 
 /// Threads of the CTA that sorts.
 const ROUTE_THREADS: u32 = 1024;
@@ -468,10 +468,7 @@ impl Sizes {
     /// # Errors
     /// If the kernels cannot count something.
     pub fn choices(&self) -> Result<u32, Error> {
-        let refuse = |found: String, expected: &str| {
-            let (tensor, expected) = ("the mixture".into(), expected.into());
-            Err(OperandError::Operand { tensor, found, expected }.into())
-        };
+        let refuse = |found: String, expected: &str| refused("the mixture", found, expected);
         let Self { tokens, top_k, experts } = *self;
         if experts == 0 || experts > MAX_EXPERTS {
             return refuse(format!("of {experts} experts"), "1 to 4096 experts");

@@ -16,10 +16,10 @@ use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
 use super::expand::Codes;
-use super::quantize::fits;
 use super::rowwise::scale_offset;
 use super::{load, module, take_turn, target_for};
 use crate::Error;
+use crate::limits::fits;
 use crate::sm90a::decode::encode_lane;
 use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K, CODE_BYTES};
 

@@ -8,14 +8,15 @@
 //! To e4m3 there is one scale for the tensor and none for blocks. A dynamic one maps the largest magnitude to 448; what is
 //! written is nvfp4's, by which e4m3 has to be multiplied [`E4M3_FACTOR`] times.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{FloatType, GlobalScale, GlobalScaleSource, ScaleLayout};
-use dualgemm_gemm::{Activation, Error as OperandError};
 
 use super::amax::Amax;
-use super::rowwise::{self, Config, Sink, Source};
-use super::{load, target_for, values};
+use super::rowwise::{Config, Loaded, Sink, Source};
+use super::values;
 use crate::Error;
+use crate::error::refused;
+use crate::limits::{block_rule, fits};
 use crate::parts::groups::Groups;
 use crate::plain::order::SPAN;
 
@@ -42,26 +43,6 @@ impl Floats {
         fits(tensor, "address", self.values.0 as usize, 1, 16)?;
         fits(tensor, "bytes from row to row", self.pitch, self.k * values::bytes(ty) as usize, 16)
     }
-}
-
-/// M fits the grid, and K is whole blocks.
-pub(crate) fn block_rule(tensor: &str, m: usize, k: usize) -> Result<(), Error> {
-    if m == 0 || m > i32::MAX as usize || k == 0 || !k.is_multiple_of(16) || k > i32::MAX as usize {
-        let (found, expected) =
-            (format!("[{m}, {k}]"), "at least one row of a multiple of 16 elements, less than 2^31".into());
-        return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
-    }
-    Ok(())
-}
-
-/// A number of bytes is at least `least` and a multiple of `step`. Addresses are checked with a `least` of 1.
-pub(crate) fn fits(tensor: &str, what: &str, value: usize, least: usize, step: usize) -> Result<(), Error> {
-    if value < least || !value.is_multiple_of(step) || (least > 1 && value > u32::MAX as usize) {
-        let (found, expected) =
-            (format!("{what}: {value}"), format!("a multiple of {step}, at least {least}"));
-        return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
-    }
-    Ok(())
 }
 
 /// Where quantized values go.
@@ -119,9 +100,8 @@ pub(super) fn static_factors(scale: GlobalScale) -> [f32; 2] {
 /// The kernel, loaded on a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantize {
-    function: FunctionId,
+    kernel: Loaded,
     ty: FloatType,
-    config: Config,
 }
 
 impl Quantize {
@@ -147,13 +127,9 @@ impl Quantize {
     }
 
     /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`], [`Sink::Grouped`], [`Sink::Image`] or
-    /// [`Sink::E4m3`]; to
-    /// [`Sink::Float`] and [`Sink::Permuted`] it converts) and a static or a dynamic scale.
+    /// [`Sink::E4m3`]; to [`Sink::Float`] and [`Sink::Permuted`] it converts) and a static or a dynamic scale.
     pub fn new(device: &dyn Device, ty: FloatType, sink: Sink, dynamic: bool) -> Result<Self, Error> {
-        let config = Self::config(ty, sink, dynamic);
-        let module =
-            rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
-        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+        Ok(Self { kernel: Loaded::new(device, Self::config(ty, sink, dynamic), None)?, ty })
     }
 
     /// The launch on these operands.
@@ -163,9 +139,8 @@ impl Quantize {
     pub fn spec(&self, a: &Floats, out: &Out, scale: &Scale) -> Result<LaunchSpec, Error> {
         a.check("A", self.ty)?;
         let args = Args::new().u32(a.m as u32).u32(a.k as u32).ptr(a.values).u32(a.pitch as u32);
-        let args = out_args(&self.config, a.m, a.k, out, scale, args)?;
-        let grid = self.config.grid(a.m, a.k);
-        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+        let args = out_args(&self.kernel.config, a.m, a.k, out, scale, args)?;
+        Ok(self.kernel.launch((a.m, a.k), args))
     }
 }
 
@@ -178,10 +153,7 @@ pub(super) fn out_args(
     scale: &Scale,
     args: Args,
 ) -> Result<Args, Error> {
-    let wrong = |found: &str| {
-        let expected = format!("as the kernel {}", config.name());
-        Err(OperandError::Operand { tensor: "output".into(), found: found.into(), expected }.into())
-    };
+    let wrong = |found: &str| refused("output", found, format!("as the kernel {}", config.name()));
     let args = match (config.sink, *out) {
         (Sink::Codes(_), Out::Codes { codes, scales }) => {
             block_rule("output", m, n)?;

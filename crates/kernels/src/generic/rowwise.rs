@@ -13,15 +13,17 @@
 //! Flow: [`expand`](super::expand), [`quantize`](super::quantize), [`silu_mul`](super::silu_mul),
 //! [`dequantize`](super::dequantize) → here → PTX.
 
+use dualgemm_device::{Args, Device, FunctionId, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
-use dualgemm_gemm::{Error as OperandError, Program};
+use dualgemm_gemm::{Activation, Program};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
 use super::sink::SinkParams;
-use super::{has_dependent_launch, module, values};
+use super::{has_dependent_launch, module, target_for, values};
 use crate::Error;
+use crate::error::refused;
 use crate::parts::epilogue;
 use crate::plain::order::SPAN;
 
@@ -120,18 +122,15 @@ impl Config {
     pub(super) fn check_blocks(&self, tensor: &str, k: usize) -> Result<(), Error> {
         match self.source {
             Source::Codes { format, .. } if !k.is_multiple_of(format.block_len()) => {
-                let (found, expected) = (
-                    format!("K = {k}"),
-                    format!("a multiple of {}, as {format} has blocks", format.block_len()),
-                );
-                Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into())
+                let expected = format!("a multiple of {}, as {format} has blocks", format.block_len());
+                refused(tensor, format!("K = {k}"), expected)
             }
             _ => Ok(()),
         }
     }
 
     /// Rows and columns of CTAs for an `[m, n]` matrix: whole atoms of scales, whose padding is written too.
-    pub(super) fn grid(&self, m: usize, n: usize) -> [u32; 3] {
+    fn grid(&self, (m, n): (usize, usize)) -> [u32; 3] {
         let (rows, columns) = match self.sink {
             Sink::Codes(ScaleLayout::Sf128x4) => (m.next_multiple_of(128), n.next_multiple_of(64)),
             Sink::Codes(ScaleLayout::Sf8x4) => (m.next_multiple_of(8), n.next_multiple_of(64)),
@@ -140,6 +139,27 @@ impl Config {
             _ => (m, n),
         };
         [rows as u32, columns.div_ceil((THREADS * WIDTH) as usize) as u32, 1]
+    }
+}
+
+/// A kernel, loaded on a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Loaded {
+    function: FunctionId,
+    pub(super) config: Config,
+}
+
+impl Loaded {
+    /// Loads it; only [`Source::Gated`] has an activation.
+    pub(super) fn new(device: &dyn Device, config: Config, program: Option<&Program>) -> Result<Self, Error> {
+        let identity = Activation::Identity.program();
+        let module = generate(&config, program.unwrap_or(&identity), target_for(device.info().arch))?;
+        Ok(Self { function: super::load(device, &module, ENTRY)?, config })
+    }
+
+    /// Its launch for an `[m, n]` matrix.
+    pub(super) fn launch(&self, size: (usize, usize), args: Args) -> LaunchSpec {
+        LaunchSpec::new(self.function, self.config.grid(size), [THREADS, 1, 1]).args(args)
     }
 }
 

@@ -1,14 +1,16 @@
 //! The activation as a kernel of its own: `C = act(alpha_g · gate + bias_g, alpha_u · up + bias_u)` of two products that
 //! another GEMM left in memory.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
-use dualgemm_gemm::{Error as OperandError, Program};
+use dualgemm_gemm::Program;
 
-use super::quantize::{Out, Scale, fits, out_args};
-use super::rowwise::{self, Config, Sink, Source};
-use super::{load, target_for, values};
+use super::quantize::{Out, Scale, out_args};
+use super::rowwise::{Config, Loaded, Sink, Source};
+use super::values;
 use crate::Error;
+use crate::error::refused;
+use crate::limits::fits;
 
 /// Gate and up in device memory, and what multiplies and is added to them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,9 +36,8 @@ pub struct Products {
 /// The kernel, loaded on a device for one activation.
 #[derive(Debug, Clone, Copy)]
 pub struct SiluMul {
-    function: FunctionId,
+    kernel: Loaded,
     ty: FloatType,
-    config: Config,
 }
 
 impl SiluMul {
@@ -67,14 +68,12 @@ impl SiluMul {
         program: &Program,
         aligned: bool,
     ) -> Result<Self, Error> {
-        if !fit_alignment(&sink, aligned) {
-            let (found, expected) = ("nvfp4 with unaligned rows".into(), "aligned rows for nvfp4".into());
-            return Err(OperandError::Operand { tensor: "output".into(), found, expected }.into());
+        if !aligned && !matches!(sink, Sink::Float(_)) {
+            return refused("output", "nvfp4 with unaligned rows", "aligned rows for nvfp4");
         }
         let source = Source::Gated { ty, interleaved, round };
         let config = Config { source, sink, dynamic: false, aligned };
-        let module = rowwise::generate(&config, program, target_for(device.info().arch))?;
-        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+        Ok(Self { kernel: Loaded::new(device, config, Some(program))?, ty })
     }
 
     /// The launch on these operands; `scale` is the tensor scale of nvfp4 output.
@@ -84,8 +83,9 @@ impl SiluMul {
     pub fn spec(&self, products: &Products, out: &Out, scale: GlobalScale) -> Result<LaunchSpec, Error> {
         let &Products { m, n, gate, up, pitch, alpha, a_scale, bias } = products;
         let size = values::bytes(self.ty) as usize;
-        let wide = if matches!(self.config.source, Source::Gated { interleaved: true, .. }) { 2 } else { 1 };
-        let step = if self.config.aligned { 16 } else { size };
+        let wide =
+            if matches!(self.kernel.config.source, Source::Gated { interleaved: true, .. }) { 2 } else { 1 };
+        let step = if self.kernel.config.aligned { 16 } else { size };
         fits("gate", "bytes from row to row", pitch, n * size * wide, step)?;
         for (tensor, address, step) in [
             ("gate", gate, step),
@@ -96,7 +96,7 @@ impl SiluMul {
         ] {
             fits(tensor, "address", address.0 as usize, 0, step)?;
         }
-        if self.config.aligned && !n.is_multiple_of(8) {
+        if self.kernel.config.aligned && !n.is_multiple_of(8) {
             fits("gate", "features", n, 2, 8)?;
         }
         let args = Args::new()
@@ -110,12 +110,7 @@ impl SiluMul {
             .ptr(a_scale)
             .ptr(bias[0])
             .ptr(bias[1]);
-        let args = out_args(&self.config, m, n, out, &Scale::Static(scale), args)?;
-        let grid = self.config.grid(m, n);
-        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+        let args = out_args(&self.kernel.config, m, n, out, &Scale::Static(scale), args)?;
+        Ok(self.kernel.launch((m, n), args))
     }
-}
-
-fn fit_alignment(sink: &Sink, aligned: bool) -> bool {
-    aligned || matches!(sink, Sink::Float(_))
 }

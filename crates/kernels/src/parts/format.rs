@@ -29,6 +29,8 @@ pub enum Format {
     Block(BlockFormat),
     /// f16 or bf16, row by row.
     Half(HalfFormat),
+    /// e4m3, row by row.
+    E4m3,
 }
 
 impl Format {
@@ -37,6 +39,7 @@ impl Format {
         match self {
             Self::Block(_) => k / 2,
             Self::Half(_) => k * 2,
+            Self::E4m3 => k,
         }
     }
 }
@@ -46,6 +49,7 @@ impl fmt::Display for Format {
         match self {
             Self::Block(format) => format.fmt(f),
             Self::Half(format) => f.write_str(half_name(*format)),
+            Self::E4m3 => f.write_str("e4m3"),
         }
     }
 }
@@ -71,6 +75,9 @@ impl Formats {
     pub const NVFP4: Self = Self::Scaled(BlockFormat::Nvfp4);
     /// Both in mxfp4.
     pub const MXFP4: Self = Self::Scaled(BlockFormat::Mxfp4);
+    /// All that there are.
+    pub const ALL: [Self; 4] =
+        [Self::NVFP4, Self::MXFP4, Self::Wide(HalfFormat::F16), Self::Wide(HalfFormat::Bf16)];
 
     /// Of A.
     pub const fn a(self) -> Format {
@@ -137,7 +144,7 @@ impl StagedOperand {
     /// Columns of the tensor map that a box takes: bytes of codes, or elements.
     pub const fn box_columns(self) -> u32 {
         match self.format {
-            Format::Block(_) => self.row_bytes(),
+            Format::Block(_) | Format::E4m3 => self.row_bytes(),
             Format::Half(_) => PANEL_K,
         }
     }
@@ -150,7 +157,7 @@ impl StagedOperand {
     /// Boxes, one behind the other: a row longer than the swizzle's span continues in the next.
     pub const fn boxes(self) -> u32 {
         match self.format {
-            Format::Block(_) => 1,
+            Format::Block(_) | Format::E4m3 => 1,
             Format::Half(_) => self.k / PANEL_K,
         }
     }
@@ -159,7 +166,7 @@ impl StagedOperand {
     pub const fn along_k(self) -> u32 {
         match self.format {
             Format::Block(format) => self.k / atom_k(format),
-            Format::Half(_) => 0,
+            Format::Half(_) | Format::E4m3 => 0,
         }
     }
 

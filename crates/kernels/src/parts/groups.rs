@@ -2,11 +2,11 @@
 //! each group start with an atom of their own.
 
 use dualgemm_device::{Args, DevicePtr};
-use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::builder::*;
 
 use super::format::ATOM_ROWS;
 use crate::Error;
+use crate::error::refused;
 
 /// The rows of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +27,11 @@ impl Groups {
     /// Appends what kernels declare: the table, and how many.
     pub(crate) fn args(&self, args: Args) -> Result<Args, Error> {
         if self.count == 0 || self.count > i32::MAX as usize {
-            let (found, expected) = (self.count.to_string(), "at least one".into());
-            return Err(OperandError::Operand { tensor: "groups".into(), found, expected }.into());
+            return refused("groups", self.count.to_string(), "at least one");
         }
         if self.rows.0 == 0 || !self.rows.0.is_multiple_of(4) {
-            let (found, expected) = (format!("address {:#x}", self.rows.0), "a multiple of 4 bytes".into());
-            return Err(OperandError::Operand { tensor: "the groups' rows".into(), found, expected }.into());
+            let found = format!("address {:#x}", self.rows.0);
+            return refused("the groups' rows", found, "a multiple of 4 bytes");
         }
         Ok(args.ptr(self.rows).u32(self.count as u32))
     }
@@ -47,12 +46,19 @@ impl Groups {
         match groups {
             Some(groups) if declared => groups.args(args),
             None if !declared => Ok(args),
-            _ => {
-                let (found, expected) = ("of groups or not".into(), "what the kernel was made for".into());
-                Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into())
-            }
+            _ => refused(tensor, "of groups or not", "what the kernel was made for"),
         }
     }
+}
+
+/// The groups of a fused kernel's rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupArgs {
+    /// Rows of A and C.
+    pub of: Groups,
+    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by beside
+    /// [`Output::alpha`](super::rows::Output::alpha).
+    pub alphas: DevicePtr,
 }
 
 /// Tiles of `tokens` rows for `m` rows, in so many groups at most: every group's last one may have one row.

@@ -1,21 +1,21 @@
-//! A matrix as Blackwell's kernels take it, on the host, in device memory and on its way to shared memory: codes row by
-//! row as a checkpoint has them, scales in 128x4 atoms, or 16-bit elements. Nothing is packed in advance.
+//! A matrix as kernels take it in device memory, and on its way to shared memory where nothing is packed in advance: codes
+//! row by row as a checkpoint has them, with block scales, or elements of 16 or 8 bits.
 
-use dualgemm_device::{Args, Device, DevicePtr};
-use dualgemm_formats::{FloatMatrix, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::Error as OperandError;
+use dualgemm_device::{Args, DevicePtr, LaunchSpec};
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 
 pub use super::format::{ATOM_BYTES, ATOM_ROWS, Format, Formats, STEP_K, StagedOperand};
 use super::format::{ATOM_LINES, LINES_BYTES, atom_k};
 use super::groups::most_tiles;
-use super::rows::{Output, Variant};
-use super::tiles::GroupArgs;
+use super::variant::Variant;
 use crate::Error;
+use crate::error::refused;
+use crate::fused::{Fused, FusedArgs, Weights};
+use crate::limits::{GRID_X, Rules, check_address, fits};
 
 /// A matrix in device memory, `[rows, k]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Operand {
     /// What it holds.
     pub format: Format,
@@ -25,98 +25,51 @@ pub struct Operand {
     pub k: usize,
     /// Codes or elements: `pitch` bytes from row to row; the address a multiple of 16.
     pub codes: DevicePtr,
-    /// Bytes from one row to the next: at least those of its elements, a multiple of 16.
+    /// Bytes from one row to the next: at least those of its elements, a multiple of 16. Codes that a kernel expands itself are
+    /// dense.
     pub pitch: usize,
-    /// Scales in [`ScaleLayout::Sf128x4`], padding zero; the address a multiple of 16. Not looked at without scales.
+    /// Block scales in the order that the kernel reads, where there are any: that of a configuration or variant that names one,
+    /// or [`Sf128x4`](dualgemm_formats::ScaleLayout::Sf128x4), padding zero, the address a multiple of 16.
     pub scales: DevicePtr,
-    /// Atoms of scales along the rows: one per 128 rows, of grouped problems for each group by itself.
+    /// Atoms of scales in the latter order along the rows: one per 128 rows, of grouped problems for each group by itself.
     pub atoms: usize,
 }
 
-/// What one launch of a fused kernel reads and writes.
-#[derive(Debug, Clone, Copy)]
-pub struct FusedArgs {
-    /// A, `[m, k]`.
-    pub a: Operand,
-    /// B1, `[n, k]`, or `[groups, n, k]`; or the matrix of a linear layer.
-    pub gate: Operand,
-    /// B2, as B1; of a linear layer the same matrix.
-    pub up: Operand,
-    /// C and what belongs to it.
-    pub output: Output,
-    /// The groups of a grouped problem; gate and up are then those of all groups behind each other.
-    pub groups: Option<GroupArgs>,
-}
-
 impl Operand {
-    /// Copies a matrix to the device, its scales brought into 128x4 order.
-    ///
-    /// # Errors
-    /// If the device has no room.
-    pub fn upload(device: &dyn Device, matrix: &QuantizedMatrix<'_>) -> Result<Self, Error> {
-        Self::upload_groups(device, &[matrix])
+    /// A matrix of dense rows by itself.
+    pub fn new(format: Format, (rows, k): (usize, usize), codes: DevicePtr, scales: DevicePtr) -> Self {
+        let (pitch, atoms) = (format.row_bytes(k), rows.div_ceil(ATOM_ROWS as usize));
+        Self { format, rows, k, codes, pitch, scales, atoms }
     }
 
-    /// Copies matrices of one format and K to the device, behind each other.
-    ///
-    /// # Errors
-    /// If the list is empty, formats or K differ, or the device has no room.
-    pub fn upload_groups(device: &dyn Device, groups: &[&QuantizedMatrix<'_>]) -> Result<Self, Error> {
-        let [first, ..] = groups else {
-            let (found, expected) = ("no matrix".into(), "one at least".into());
-            return Err(OperandError::Operand { tensor: "the groups".into(), found, expected }.into());
-        };
-        let (format, k) = (first.format(), first.k());
-        let pitch = (k / 2).next_multiple_of(16);
-        let (mut codes, mut scales, mut rows, mut atoms) = (Vec::new(), Vec::new(), 0, 0);
-        for matrix in groups {
-            if (matrix.format(), matrix.k()) != (format, k) {
-                let found = format!("{} [{}, {}]", matrix.format(), matrix.rows(), matrix.k());
-                let expected = format!("{format} with {k} elements a row, as {} is", first.name());
-                return Err(OperandError::Operand { tensor: matrix.name().into(), found, expected }.into());
-            }
-            for row in 0..matrix.rows() {
-                codes.extend_from_slice(matrix.row_codes(row));
-                codes.resize(codes.len().next_multiple_of(pitch), 0);
-            }
-            let layout = matrix.scale_layout();
-            scales.extend(layout.convert(
-                matrix.scales(),
-                ScaleLayout::Sf128x4,
-                matrix.rows(),
-                matrix.blocks(),
-            ));
-            rows += matrix.rows();
-            atoms += matrix.rows().div_ceil(ATOM_ROWS as usize);
+    /// Refuses another format or shape than the kernel's problem has, and a stride or an address that breaks a rule.
+    pub(crate) fn check(
+        &self,
+        tensor: &str,
+        format: Format,
+        (rows, k): (usize, usize),
+        dense: bool,
+    ) -> Result<(), Error> {
+        if self.format != format {
+            return refused(tensor, self.format.to_string(), format!("{format}, for which the kernel is"));
         }
-        let (codes, scales) = (copy(device, &codes)?, copy(device, &scales)?);
-        Ok(Self { format: Format::Block(format), rows, k, codes, pitch, scales, atoms })
-    }
-
-    /// Copies A in f16 or bf16 to the device, or the rows of every group behind each other.
-    ///
-    /// # Errors
-    /// If it is f32, or the device has no room.
-    pub fn upload_floats(device: &dyn Device, matrix: &FloatMatrix<'_>) -> Result<Self, Error> {
-        let (rows, k) = (matrix.rows(), matrix.cols());
-        let pitch = (2 * k).next_multiple_of(16);
-        let padded = |row: Vec<u8>| row.into_iter().chain(std::iter::repeat(0)).take(pitch);
-        let (format, bytes): (_, Vec<u8>) = match matrix {
-            FloatMatrix::F32(_) => {
-                let (found, expected) = ("f32".into(), "f16 or bf16".into());
-                return Err(OperandError::Operand { tensor: "A".into(), found, expected }.into());
+        if (self.rows, self.k) != (rows, k) {
+            return refused(tensor, format!("[{}, {}]", self.rows, self.k), format!("[{rows}, {k}]"));
+        }
+        if let Format::Block(block) = format
+            && !k.is_multiple_of(block.block_len())
+        {
+            let expected = format!("K a multiple of {}, as {format} has blocks", block.block_len());
+            return refused(tensor, format!("[{rows}, {k}]"), expected);
+        }
+        match dense {
+            true if self.pitch != format.row_bytes(k) => {
+                return refused(tensor, format!("rows {} bytes apart", self.pitch), "dense rows");
             }
-            FloatMatrix::F16(a) => {
-                let row = |r| a.row(r).iter().flat_map(|x| x.to_le_bytes()).collect();
-                (HalfFormat::F16, (0..rows).map(row).flat_map(padded).collect())
-            }
-            FloatMatrix::Bf16(a) => {
-                let row = |r| a.row(r).iter().flat_map(|x| x.to_le_bytes()).collect();
-                (HalfFormat::Bf16, (0..rows).map(row).flat_map(padded).collect())
-            }
-        };
-        let (codes, scales) = (copy(device, &bytes)?, DevicePtr::NULL);
-        Ok(Self { format: Format::Half(format), rows, k, codes, pitch, scales, atoms: 0 })
+            true => {}
+            false => fits(tensor, "bytes from row to row", self.pitch, format.row_bytes(k), 16)?,
+        }
+        check_address(tensor, self.codes, 16)
     }
 
     /// The rows from `first` on, a multiple of 128; all of them if there are no more.
@@ -136,23 +89,12 @@ impl Operand {
         }
     }
 
-    /// Gives the memory back.
-    ///
-    /// # Errors
-    /// If it belongs to another device.
-    pub fn free(self, device: &dyn Device) -> Result<(), Error> {
-        device.free(self.codes)?;
-        match self.format {
-            Format::Block(_) => Ok(device.free(self.scales)?),
-            Format::Half(_) => Ok(()),
-        }
-    }
-
     /// The tensor maps of codes and scales, or of the elements.
     fn maps(&self, part: StagedOperand) -> (TensorMap, Option<TensorMap>) {
         let (data_type, columns) = match self.format {
             Format::Block(_) => (TensorDataType::U8, self.k / 2),
             Format::Half(_) => (TensorDataType::U16, self.k),
+            Format::E4m3 => (TensorDataType::U8, self.k),
         };
         let codes = TensorMap::matrix(
             data_type,
@@ -182,69 +124,25 @@ impl Operand {
     }
 }
 
-fn copy(device: &dyn Device, bytes: &[u8]) -> Result<DevicePtr, Error> {
-    let ptr = device.alloc(bytes.len())?;
-    device.copy_to(ptr, bytes)?;
-    Ok(ptr)
-}
-
 impl FusedArgs {
-    /// M and K.
-    pub(crate) fn shape(&self) -> (usize, usize) {
-        (self.a.rows, self.a.k)
-    }
-
     /// Tiles of `tokens` at most, with so many along the features.
     pub(crate) fn tiles(&self, tokens: u32, feature_tiles: usize) -> usize {
-        most_tiles(self.a.rows, tokens, self.groups.map(|groups| groups.count)) * feature_tiles
+        most_tiles(self.a.rows, tokens, self.count()) * feature_tiles
     }
 
-    /// Refuses operands that do not belong together, for a kernel of `n` features and these formats.
-    ///
-    /// # Errors
-    /// Names the operand.
-    pub(crate) fn check(&self, n: usize, formats: Formats, variant: &Variant) -> Result<(), Error> {
-        let refuse = |tensor: &str, found: String, expected: String| {
-            Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into())
-        };
-        if self.groups.is_some() != variant.grouped {
-            let (found, expected) = ("groups or none".into(), "what the kernel was made for".into());
-            return refuse("the groups", found, expected);
-        }
-        let operands = [("A", &self.a), ("gate", &self.gate), ("up", &self.up)];
-        let weights = Format::Block(formats.weights());
-        for ((tensor, operand), format) in operands.into_iter().zip([formats.a(), weights, weights]) {
-            if operand.format != format {
-                return refuse(
-                    tensor,
-                    operand.format.to_string(),
-                    format!("{format}, for which the kernel is"),
-                );
-            }
-        }
-        let ((m, k), block) = (self.shape(), formats.weights().block_len());
-        if m == 0 || k == 0 || !k.is_multiple_of(block) || u32::try_from(m.max(k)).is_err() {
-            return refuse(
-                "A",
-                format!("[{m}, {k}]"),
-                format!("[M, K] of at least one row, K a multiple of {block}"),
-            );
-        }
-        let rows = n * self.groups.map_or(1, |groups| groups.count);
-        for (tensor, weight) in [("gate", &self.gate), ("up", &self.up)] {
-            if (weight.rows, weight.k) != (rows, k) {
-                let found = format!("[{}, {}]", weight.rows, weight.k);
-                return refuse(tensor, found, format!("[{rows}, {k}], for which the kernel and A are"));
-            }
-        }
-        for (tensor, operand) in operands {
-            let row = operand.format.row_bytes(k);
-            if operand.pitch < row || !operand.pitch.is_multiple_of(16) {
-                let expected = format!("a multiple of 16 bytes, at least {row}");
-                return refuse(tensor, format!("rows {} bytes apart", operand.pitch), expected);
-            }
-        }
-        Ok(())
+    /// A launch of `clusters` clusters of `cluster` CTAs of a kernel on rows with scales in atoms, `parts` of which a CTA keeps
+    /// in a stage.
+    pub(crate) fn launch_clusters(
+        &self,
+        kernel: &Fused<'_>,
+        parts: [StagedOperand; 3],
+        (clusters, cluster, threads): (usize, u32, u32),
+        rules: Rules,
+    ) -> Result<LaunchSpec, Error> {
+        let grid = clusters as u64 * u64::from(cluster);
+        rules.check("CTAs", grid, GRID_X)?;
+        let args = self.args(kernel, parts)?;
+        Ok(kernel.launch([grid as u32, 1, 1], threads).cluster([cluster, 1, 1]).args(args))
     }
 
     /// The arguments of a kernel that declared [`Maps`], its sizes, [`Rows`](super::rows::Rows) and then
@@ -252,32 +150,31 @@ impl FusedArgs {
     ///
     /// # Errors
     /// If an operand cannot be described to the TMA unit.
-    pub(crate) fn args(
-        &self,
-        device: &dyn Device,
-        parts: [StagedOperand; 3],
-        n: usize,
-        variant: &Variant,
-    ) -> Result<Args, Error> {
+    fn args(&self, kernel: &Fused<'_>, parts: [StagedOperand; 3]) -> Result<Args, Error> {
+        let Weights::Rows([gate, up]) = self.weights else { return Ok(Args::new()) };
+        let (variant, (m, n, k)) = (&kernel.variant, self.size);
         let (mut args, mut of_scales) = (Args::new(), Vec::with_capacity(3));
-        let gate_features = variant.gate_features(n);
-        let up = if variant.linear { self.up.rows_from(gate_features) } else { self.up };
-        for (operand, part) in [&self.a, &self.gate, &up].into_iter().zip(parts) {
+        let gate_features = gate_features(variant, n);
+        let up = if variant.is_linear() { up.rows_from(gate_features) } else { up };
+        for (operand, part) in [self.a, gate, up].into_iter().zip(parts) {
             let (codes, scales) = operand.maps(part);
-            args = args.tensor_map(device.tensor_map(&codes)?);
+            args = args.tensor_map(kernel.device.tensor_map(&codes)?);
             of_scales.extend(scales);
         }
         for map in &of_scales {
-            args = args.tensor_map(device.tensor_map(map)?);
+            args = args.tensor_map(kernel.device.tensor_map(map)?);
         }
-        let (m, k) = self.shape();
         let mut args = args.u32(m as u32).u32(gate_features as u32).u32(k as u32);
-        if variant.linear {
+        if variant.is_linear() {
             args = args.u32(n as u32);
         }
-        let args = self.output.args(args, variant, self.groups.map(|groups| groups.alphas))?;
-        self.groups.map_or(Ok(args.clone()), |groups| groups.args(args))
+        self.group_rows(self.outputs(args, variant)?)
     }
+}
+
+/// Features of gate, the first of `n`: all of them, or of a linear layer half of them in whole atoms of scales.
+pub(crate) fn gate_features(variant: &Variant, n: usize) -> usize {
+    if variant.is_linear() { n.div_ceil(2).next_multiple_of(ATOM_ROWS as usize) } else { n }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,176 +2,20 @@
 //! consecutive features of a token store them from here; others by way of a tile in shared memory.
 
 use dualgemm_device::{Args, DevicePtr};
-use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
-use dualgemm_gemm::{Error as OperandError, Program};
+use dualgemm_formats::{GlobalScale, ScaleLayout};
 use dualgemm_ptx::builder::*;
 
 use super::epilogue::Factors;
-use super::format::ATOM_ROWS;
+use super::groups::GroupArgs;
 use super::nvfp4;
+use super::variant::{Out, Variant};
 use crate::Error;
+use crate::error::refused;
 use crate::generic::rowwise::scale_offset;
+use crate::limits::check_address;
 
 /// Features that a thread stores at once: a block of nvfp4.
 pub(crate) const PIECE: u32 = 16;
-
-/// Element format of C.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Out {
-    /// Binary16, `[m, n]`.
-    F16,
-    /// bfloat16, `[m, n]`.
-    Bf16,
-    /// Binary32, `[m, n]`.
-    F32,
-    /// Codes `[m, n / 2]` and e4m3 block scales, with a static tensor scale, by Transformer Engine's rule.
-    Nvfp4 {
-        /// Order of the scale bytes. Padding is not written: zero it once.
-        scale_layout: ScaleLayout,
-    },
-}
-
-impl Out {
-    /// C of floats.
-    pub const fn float(ty: FloatType) -> Self {
-        match ty {
-            FloatType::F16 => Self::F16,
-            FloatType::Bf16 => Self::Bf16,
-            FloatType::F32 => Self::F32,
-        }
-    }
-
-    /// Features of C in 16 bytes, or in one block of nvfp4: what one thread copies at once.
-    pub(crate) const fn piece(self) -> u32 {
-        match self {
-            Self::F16 | Self::Bf16 => 8,
-            Self::F32 => 4,
-            Self::Nvfp4 { .. } => PIECE,
-        }
-    }
-
-    /// Bytes of an element in a staged tile.
-    pub(crate) const fn staged_bytes(self) -> u32 {
-        match self {
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 | Self::Nvfp4 { .. } => 4,
-        }
-    }
-
-    /// Bytes that `features` take in a row of C.
-    pub const fn row_bytes(self, features: usize) -> usize {
-        match self {
-            Out::F16 | Out::Bf16 => features * 2,
-            Out::F32 => features * 4,
-            Out::Nvfp4 { .. } => features / 2,
-        }
-    }
-
-    /// What the address of C is a multiple of: what the widest store takes, where rows are aligned or not.
-    const fn step(self, aligned: bool) -> u64 {
-        match self {
-            Out::Nvfp4 { .. } => 8,
-            _ if aligned => 16,
-            Out::F16 | Out::Bf16 => 2,
-            Out::F32 => 4,
-        }
-    }
-
-    /// Stores one element, rounded to nearest, where `inside` holds. Nvfp4 is never stored so: its blocks are whole.
-    pub(crate) fn store(self, k: &mut Kernel, inside: Reg<Pred>, to: Addr<Global>, value: Reg<F32>) {
-        match self {
-            Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
-            Out::F16 => {
-                let half = k.f32_to_f16(value);
-                k.when(inside).st(to, half);
-            }
-            Out::Bf16 => {
-                let half = k.f32_to_bf16(value);
-                k.when(inside).st(to, half);
-            }
-        }
-    }
-}
-
-/// What a kernel makes of the sums.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Variant {
-    /// Format of C.
-    pub out: Out,
-    /// The activation.
-    pub program: Program,
-    /// Adds a bias to both products.
-    pub bias: bool,
-    /// Multiplies both products by an f32 in device memory: a tensor scale of A that was found there.
-    pub a_scale: bool,
-    /// Several problems of one N and K behind each other along M, each with its own weights: their first rows are in
-    /// device memory.
-    pub grouped: bool,
-    /// Promises that rows of C start at multiples of 16 bytes.
-    pub aligned: bool,
-    /// For kernels that take their operands as they are: a linear layer, whose first features are gate and whose others are
-    /// up.
-    pub linear: bool,
-}
-
-impl Variant {
-    /// f16 out, one problem, nothing added.
-    pub fn new(program: Program) -> Self {
-        Self {
-            out: Out::F16,
-            program,
-            bias: false,
-            a_scale: false,
-            grouped: false,
-            aligned: false,
-            linear: false,
-        }
-    }
-
-    /// The same for `n` features: sets [`aligned`](Self::aligned).
-    #[must_use]
-    pub fn for_features(self, n: usize) -> Self {
-        Self { aligned: self.out.row_bytes(n).is_multiple_of(16), ..self }
-    }
-
-    /// Features of gate, the first of `n`: all of them, or of a linear layer half of them in whole atoms of scales.
-    pub(crate) fn gate_features(&self, n: usize) -> usize {
-        if self.linear { n.div_ceil(2).next_multiple_of(ATOM_ROWS as usize) } else { n }
-    }
-
-    /// Refuses nvfp4 output of features that are not whole blocks, and rows that are not aligned as promised.
-    pub fn check(&self, n: usize) -> Result<(), Error> {
-        let piece = self.out.piece();
-        let (tensor, expected) = match self.out {
-            Out::Nvfp4 { .. } => ("an nvfp4 C", "a multiple of 16, whole blocks".into()),
-            _ if self.aligned => ("C", format!("a multiple of {piece}, which the kernel was made for")),
-            _ => return Ok(()),
-        };
-        if !n.is_multiple_of(piece as usize) {
-            let found = format!("N = {n}");
-            return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
-        }
-        Ok(())
-    }
-
-    /// Refuses groups, for a kernel that takes one problem.
-    pub(crate) fn one_problem(&self, kernel: &'static str) -> Result<(), Error> {
-        match self.grouped {
-            true => Err(Error::Combination { kernel, rule: "it takes one problem" }),
-            false => Ok(()),
-        }
-    }
-}
-
-/// Refuses null, and addresses that are no multiple of `align` bytes.
-pub(crate) fn check_address(tensor: &str, ptr: DevicePtr, align: u64) -> Result<(), Error> {
-    if ptr == DevicePtr::NULL || !ptr.0.is_multiple_of(align) {
-        let (found, expected) =
-            (format!("at {ptr}"), format!("device memory on a multiple of {align} bytes"));
-        return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
-    }
-    Ok(())
-}
 
 /// C and what belongs to it, of one launch. What the variant does not use is not looked at.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -184,7 +28,7 @@ pub struct Output {
     /// Tensor scale of an nvfp4 C, a multiplier.
     pub scale: f32,
     /// What the sums of gate and up are multiplied by: the product of their tensor scales with A's. Of groups what they
-    /// have in common: the rest is each one's own, in [`GroupArgs`](super::tiles::GroupArgs).
+    /// have in common: the rest is each one's own, in [`GroupArgs`].
     pub alpha: [f32; 2],
     /// Biases of gate and up, `[n]` f32; grouped `[groups, n]`.
     pub bias: [DevicePtr; 2],
@@ -204,13 +48,13 @@ impl Output {
         &self,
         args: Args,
         variant: &Variant,
-        alphas: Option<DevicePtr>,
+        groups: Option<&GroupArgs>,
     ) -> Result<Args, Error> {
         check_address("C", self.c, variant.out.step(variant.aligned))?;
         let mut args = args.ptr(self.c).f32(self.alpha[0]).f32(self.alpha[1]);
-        if let Some(table) = alphas {
-            check_address("the groups' alphas", table, 8)?;
-            args = args.ptr(table);
+        if let Some(groups) = groups {
+            check_address("the groups' alphas", groups.alphas, 8)?;
+            args = args.ptr(groups.alphas);
         }
         if variant.bias {
             check_address("the bias of gate", self.bias[0], 4)?;
@@ -224,10 +68,8 @@ impl Output {
         if let Out::Nvfp4 { .. } = variant.out {
             check_address("C's scales", self.scales, 1)?;
             if !(self.scale.is_finite() && self.scale > 0.0 && (1.0 / self.scale).is_finite()) {
-                let (found, expected) = (self.scale.to_string(), "positive with a finite reciprocal".into());
-                return Err(
-                    OperandError::Operand { tensor: "C's tensor scale".into(), found, expected }.into()
-                );
+                let found = self.scale.to_string();
+                return refused("C's tensor scale", found, "positive with a finite reciprocal");
             }
             let divisor = 1.0 / GlobalScale::multiplier(self.scale).value();
             args = args.ptr(self.scales).f32(divisor * (1.0 / 6.0)).f32(1.0 / divisor);
@@ -261,15 +103,23 @@ pub(super) struct Quantize {
 }
 
 impl Rows {
-    /// Declares the parameters; `n` are the features of gate.
+    /// Declares the parameters; `n` are the features.
     pub fn declare(k: &mut Kernel, variant: &Variant, n: Reg<U32>) -> Self {
-        let (n, gate) = match variant.linear {
-            false => (n, None),
-            true => {
-                let all = k.param::<U32>("features");
-                (k.ld_param(&all), Some(n))
-            }
-        };
+        Self::of_gate(k, variant, (n, None))
+    }
+
+    /// The same for kernels that take operands as they are: of a linear layer the first features are gate, `gate` of them, and
+    /// the others are up.
+    pub fn declare_halves(k: &mut Kernel, variant: &Variant, gate: Reg<U32>) -> Self {
+        if !variant.is_linear() {
+            return Self::declare(k, variant, gate);
+        }
+        let all = k.param::<U32>("features");
+        let all = k.ld_param(&all);
+        Self::of_gate(k, variant, (all, Some(gate)))
+    }
+
+    fn of_gate(k: &mut Kernel, variant: &Variant, (n, gate): (Reg<U32>, Option<Reg<U32>>)) -> Self {
         let start = k.pointer("out");
         let alpha = [k.param("alpha_gate"), k.param("alpha_up")];
         let alphas = variant.grouped.then(|| k.pointer("alphas"));

@@ -4,7 +4,8 @@
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::SmemLayout;
 
-use super::rows::{Out, Rows};
+use super::rows::Rows;
+use super::variant::Out;
 
 /// Bytes from row to row of a staged tile: 16 more than its features take, which spreads the rows over the banks.
 pub(crate) const fn pitch(out: Out, features: u32) -> u32 {

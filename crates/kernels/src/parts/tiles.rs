@@ -1,32 +1,9 @@
 //! Which tiles a CTA or cluster computes: of one problem, or of groups of rows with weights of their own (experts of a
 //! mixture, entries of a batch) whose sizes only device memory knows.
 
-use dualgemm_device::{Args, DevicePtr};
 use dualgemm_ptx::builder::*;
 
-use super::groups::Groups;
-use super::operand::ATOM_ROWS;
-use crate::Error;
-
-/// The groups of a grouped problem.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GroupArgs {
-    /// How many.
-    pub count: usize,
-    /// `count + 1` ascending u32: group g has rows `rows[g] .. rows[g + 1]` of A and C. Its scales start with an atom of
-    /// their own, after those of the groups before. Read by the kernel, so that the kernel before may write it.
-    pub rows: DevicePtr,
-    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by beside
-    /// [`Output::alpha`](super::rows::Output::alpha).
-    pub alphas: DevicePtr,
-}
-
-impl GroupArgs {
-    /// Appends what [`Tiles::declare`] declares.
-    pub(crate) fn args(&self, args: Args) -> Result<Args, Error> {
-        Groups { count: self.count, rows: self.rows }.args(args)
-    }
-}
+use super::format::ATOM_ROWS;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {

@@ -7,8 +7,9 @@ use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use super::ring::{Position, Ring};
-use super::rows::{Rows, Variant};
+use super::rows::Rows;
 use super::staged::Staged;
+use super::variant::Variant;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {

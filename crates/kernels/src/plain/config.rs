@@ -6,10 +6,11 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 use super::order::SPAN;
 use crate::Error;
 use crate::error::one_of;
-use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
-use crate::parts::rows::Out;
+use crate::fused::Tile as _;
+use crate::limits::{SHARED_DATACENTER, STAGES, Valid};
 use crate::parts::staged::stage_over;
 use crate::parts::tma_tiles::Shape;
+use crate::parts::variant::Out;
 
 /// Features of a warpgroup, which multiplies 64 rows: gate and up of each.
 pub const GROUP_FEATURES: u32 = 32;
@@ -93,12 +94,12 @@ impl Config {
 
     /// Shared memory for output of this type, or what does not fit.
     pub fn layout(&self, out: Out) -> Result<Layout, Error> {
-        let rules = Rules("sm90a plain");
+        let rules = self.rules();
         rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
         rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 256))?;
         rules.check("stages", self.stages, STAGES)?;
         if self.scale_layout == ScaleLayout::Sf8x4 {
-            return Err(Error::Combination { kernel: "sm90a plain", rule: "scales are linear or 128x4" });
+            return rules.refuse("scales are linear or 128x4");
         }
         let token_tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
         let mut smem = SmemLayout::new();

@@ -20,15 +20,14 @@ use dualgemm_ptx::builder::*;
 use super::config::{Config, GROUP_FEATURES, Layout, ROW_BYTES};
 use super::order::SPAN;
 use crate::Error;
+use crate::fused::{ENTRY, Tile as _};
 use crate::generic::module;
 use crate::generic::rowwise::scale_offset;
 use crate::parts::ring::{Position, low_word};
-use crate::parts::rows::Variant;
 use crate::parts::tma_tiles::CtaTile;
+use crate::parts::variant::Variant;
 use crate::sm90a::decode::{MAGNITUDE_MASK, SIGN_MASK};
 
-/// Name of the kernel in its module.
-pub const ENTRY: &str = "dual_gemm";
 /// Stages whose scales are loaded together.
 const SCALE_STAGES: u32 = 4;
 /// `(a & b) | c` as a truth table of `lop3`.
@@ -39,7 +38,7 @@ const SCALE_FACTOR: u32 = 0x7800_7800;
 /// Generates the kernel.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant.out)?;
-    variant.one_problem("sm90a plain")?;
+    config.rules().one_problem(variant)?;
     let about =
         format!("C = act(A B1^T, A B2^T), nvfp4 weights as they lie in a checkpoint: {}", config.name());
     module(Target::Sm90a, &about, ENTRY, |k| {

@@ -29,14 +29,14 @@ use dualgemm_ptx::builder::*;
 
 use super::config::{Config, Layout, Side, WIDENERS};
 use crate::Error;
+use crate::fused::{ENTRY, Tile as _};
 use crate::parts::format::{ATOM_ROWS, STEP_K};
 use crate::parts::operand::Maps;
 use crate::parts::ring::Ring;
-use crate::parts::rows::{Rows, Variant};
+use crate::parts::rows::Rows;
 use crate::parts::tiles::{Tile, Tiles};
+use crate::parts::variant::Variant;
 
-/// Name of the kernel in its module.
-pub const ENTRY: &str = "dual_gemm";
 /// Registers of the first two groups of four warps beside warps that widen: 512 threads begin with 128 each.
 const ISSUING_REGISTERS: u32 = 72;
 const STORING_REGISTERS: u32 = 184;
@@ -44,6 +44,7 @@ const STORING_REGISTERS: u32 = 184;
 /// Generates the kernel for `target`, sm_100a or sm_103a.
 pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
     let layout = config.layout()?;
+    config.rules().common(variant)?;
     let mut module = Builder::new(target, Version::new(8, 8));
     module.comment(&format!(
         "C = act(A B1^T, A B2^T), {}, C in {:?}: {}",
@@ -91,7 +92,7 @@ impl<'a> Fused<'a> {
         }
         let maps = Maps::declare(k, config.formats);
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
-        let rows = Rows::declare(k, variant, n);
+        let rows = Rows::declare_halves(k, variant, n);
         let base = k.shared(&layout.smem);
         let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let (rank, who) = match cluster {

@@ -4,8 +4,8 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use crate::Error;
-use crate::error::one_of;
-use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
+use crate::fused::Tile as _;
+use crate::limits::{SHARED_LEAST, STAGES, Valid};
 use crate::parts::format::{ATOM_LINES, Format, Formats, STEP_K, StagedOperand, atom_k};
 
 /// Features or tokens of a tile: whole matrix instructions, and parts of one atom of scales that begin nowhere else.
@@ -81,11 +81,6 @@ impl Config {
         Self::MENU.map(|config| Config { format, ..config })
     }
 
-    /// The configuration of any menu that [`name`](Self::name) calls so.
-    pub fn named(name: &str) -> Result<Config, Error> {
-        one_of(name, BlockFormat::ALL.into_iter().flat_map(Self::menu), Self::name)
-    }
-
     /// The first configuration of the menu whose tile holds `m` tokens, or the one with the largest tile.
     pub fn for_tokens(m: usize) -> Config {
         let [.., largest] = Self::MENU;
@@ -147,7 +142,7 @@ impl Config {
 
     /// Shared memory, or what does not fit.
     pub fn layout(&self) -> Result<Layout, Error> {
-        let rules = Rules("sm120a fused");
+        let rules = self.rules();
         rules.check("features of the tile", self.features, SIDE)?;
         rules.check("tokens of the tile", self.tokens, SIDE)?;
         rules.check("K of a stage", self.stage_k, Valid::OneOf(&[128, 256]))?;
@@ -190,18 +185,5 @@ impl Config {
         format!(
             "sm120a_fused_{features}x{tokens}_w{feature_warps}x{token_warps}x{k_groups}_k{stage_k}_s{stages}{format}"
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_configuration_of_every_menu_fits_and_has_a_name_of_its_own() {
-        for config in BlockFormat::ALL.into_iter().flat_map(Config::menu) {
-            assert!(config.layout().unwrap().smem.bytes() <= SHARED_LEAST);
-            assert_eq!(Config::named(&config.name()), Ok(config));
-        }
     }
 }

@@ -23,18 +23,18 @@ use dualgemm_ptx::layout::Swizzle;
 
 use super::config::{Config, Layout, SLAB, TOKEN_PAIR};
 use crate::Error;
+use crate::fused::{ENTRY, Tile as _};
 use crate::parts::format::{ATOM_BYTES, ATOM_ROWS, Formats, STEP_K};
 use crate::parts::operand::{Maps, OperandIndex};
 use crate::parts::ring::Ring;
-use crate::parts::rows::{Rows, Variant};
+use crate::parts::rows::Rows;
 use crate::parts::tiles::{Tile, Tiles};
-
-/// Name of the kernel in its module.
-pub const ENTRY: &str = "dual_gemm";
+use crate::parts::variant::Variant;
 
 /// Generates the kernel for `target`, sm_120a or sm_121a.
 pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
     let layout = config.layout()?;
+    config.rules().common(variant)?;
     let mut module = Builder::new(target, Version::new(8, 8));
     module.comment(&format!(
         "C = act(A B1^T, A B2^T), {} operands, C in {:?}: {}",
@@ -79,7 +79,7 @@ impl<'a> Fused<'a> {
         k.min_ctas(1);
         let maps = Maps::declare(k, Formats::Scaled(config.format));
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
-        let rows = Rows::declare(k, variant, n);
+        let rows = Rows::declare_halves(k, variant, n);
         let base = k.shared(&layout.smem);
         let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let [cta, ctas] = [Special::CtaidX, Special::NctaidX].map(|special| k.special(special));

@@ -2,13 +2,12 @@
 
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
-use super::fused::Variant;
 use crate::Error;
-use crate::error::one_of;
-use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
-use crate::parts::groups::most_tiles;
+use crate::fused::Tile as _;
+use crate::limits::{SHARED_LEAST, STAGES, Valid};
 use crate::parts::staged::stage_over;
-use crate::sm90a::pack::{CHUNK_BYTES, chunk_features};
+use crate::parts::variant::Variant;
+use crate::sm90a::pack::CHUNK_BYTES;
 
 /// A tile and its pipeline.
 ///
@@ -51,11 +50,6 @@ impl Config {
         Config { chunks: 2, row_warps: 4, token_warps: 2, tokens: 128, stages: 4 },
     ];
 
-    /// The configuration of the menu that [`name`](Self::name) calls so.
-    pub fn named(name: &str) -> Result<Config, Error> {
-        one_of(name, Self::MENU, Self::name)
-    }
-
     /// The first configuration of the menu whose tile holds `m` tokens, or the one with the largest tile.
     pub fn for_tokens(m: usize) -> Config {
         let [.., largest] = Self::MENU;
@@ -68,8 +62,8 @@ impl Config {
     }
 
     /// Features of the tile.
-    pub fn features(&self, linear: bool) -> u32 {
-        self.chunks * chunk_features(linear)
+    pub fn features(&self, variant: &Variant) -> u32 {
+        self.chunks * variant.chunk_features()
     }
 
     /// Slabs of 16 weight rows of a warp.
@@ -84,7 +78,8 @@ impl Config {
 
     /// Shared memory of a variant, or what does not fit.
     pub fn layout(&self, variant: &Variant) -> Result<Layout, Error> {
-        let rules = Rules("sm80 fused");
+        let rules = self.rules();
+        rules.common(variant)?;
         rules.check("warps", self.row_warps.saturating_mul(self.token_warps), Valid::range(1, 8))?;
         // A thread has four sums of a slab for eight tokens, 64 in all.
         let slabs = Valid::multiple(self.row_warps, 16 * self.row_warps);
@@ -95,16 +90,10 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.tokens * 128, self.stages, 128);
         let weights = smem.alloc_parts("weights", self.chunks * CHUNK_BYTES as u32, self.stages, 128);
-        stage_over(&mut smem, variant.rows.out, self.tokens, self.features(variant.linear));
-        let found = variant.rows.grouped.then(|| smem.alloc("found", 16, 16));
+        stage_over(&mut smem, variant.out, self.tokens, self.features(variant));
+        let found = variant.grouped.then(|| smem.alloc("found", 16, 16));
         rules.shared(smem.bytes(), SHARED_LEAST)?;
         Ok(Layout { smem, tokens, weights, found })
-    }
-
-    /// CTAs for `m` tokens, in up to `groups` groups, and `n` features: token tiles run fastest, so that CTAs that run together read the same
-    /// weights.
-    pub fn grid(&self, (m, n): (usize, usize), groups: Option<usize>, linear: bool) -> [u32; 3] {
-        [most_tiles(m, self.tokens, groups) as u32, n.div_ceil(self.features(linear) as usize) as u32, 1]
     }
 
     /// A name that tells configurations apart.

@@ -18,29 +18,18 @@ use dualgemm_ptx::builder::*;
 
 use super::config::{Config, Layout};
 use crate::Error;
+use crate::fused::ENTRY;
 use crate::generic::fragments::decode_step;
 use crate::generic::{module, take_turn};
 use crate::parts::epilogue::Factors;
 use crate::parts::groups::GroupRows;
-use crate::parts::rows::{self, Rows};
+use crate::parts::rows::Rows;
 use crate::parts::staged::Staged;
-use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES, chunk_features};
+use crate::parts::variant::Variant;
+use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES};
 
-/// Name of the kernel in its module.
-pub const ENTRY: &str = "dual_gemm";
 /// Bytes of a row of a token tile: 64 elements of 16 bits.
 const ROW: u32 = 128;
-
-/// What the kernel computes, beside its tile.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Variant {
-    /// Type of A and of the multiplication.
-    pub compute: HalfFormat,
-    /// A linear layer, from a pack of its matrix: C is the sums times the first factor, plus the first bias.
-    pub linear: bool,
-    /// C and what makes it of the sums.
-    pub rows: rows::Variant,
-}
 
 /// Generates the kernel.
 pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
@@ -100,7 +89,7 @@ impl<'a> Fused<'a> {
         let base = k.shared(&layout.smem);
         take_turn(k, target);
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
-        let rows = Rows::declare(k, &variant.rows, n);
+        let rows = Rows::declare(k, variant, n);
         let thread = k.special(Special::TidX);
         let lane = k.eval(thread & 31);
         let warp = k.eval(thread >> 5);
@@ -113,7 +102,7 @@ impl<'a> Fused<'a> {
                 (row, end, Some(group))
             }
         };
-        let feature = k.eval(feature_tile * config.features(variant.linear));
+        let feature = k.eval(feature_tile * config.features(variant));
         let blocks = k.eval((depth + 63) >> 6);
 
         let (a, pitch) = (k.ld_pointer(&a), k.ld_param(&pitch));
@@ -130,7 +119,7 @@ impl<'a> Fused<'a> {
         };
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let weights = k.ld_pointer(&weights);
-        let in_chunk = chunk_features(variant.linear);
+        let in_chunk = variant.chunk_features();
         let last = k.eval(((n + (in_chunk - 1)) >> in_chunk.ilog2()) - 1);
         let chunks = (0..config.chunks)
             .map(|chunk| {
@@ -313,8 +302,8 @@ impl<'a> Fused<'a> {
 
     fn store(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
         let config = self.config;
-        let linear = self.variant.linear;
-        let (features, threads) = (config.features(linear), config.threads());
+        let linear = self.variant.is_linear();
+        let (features, threads) = (config.features(self.variant), config.threads());
         let staged = Staged { rows: &self.rows, start: self.base, features, threads };
         let [row_warp, token_warp] = self.warps(k);
         let groups = config.warp_tokens() / 8;
@@ -322,7 +311,7 @@ impl<'a> Fused<'a> {
         let token = k.eval(token_warp * config.warp_tokens() + (q << 1));
         for slab in 0..config.slabs() {
             let first = k.eval(row_warp * config.slabs());
-            let feature = k.eval((first + slab) * (chunk_features(linear) / 4) + g);
+            let feature = k.eval((first + slab) * (self.variant.chunk_features() / 4) + g);
             let place = staged.place(k, token, feature);
             // Of a linear layer the second sums are of the feature eight further.
             let features: &[u32] = if linear { &[0, 8] } else { &[0] };

@@ -13,7 +13,7 @@ use dualgemm_ptx::builder::*;
 
 use super::fused::Fused;
 use super::schedule::Tile;
-use super::variant::Products;
+use crate::parts::variant::Products;
 
 /// Sums of gate and up of two tokens of one feature.
 pub(super) struct FeatureSums {

@@ -4,11 +4,10 @@
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use super::pack::{CHUNK_BYTES, CHUNK_FEATURES};
-use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
-use crate::error::one_of;
 use crate::limits::{MOST_STAGES, Rules, SHARED_DATACENTER, Valid};
 use crate::parts::staged::pitch;
+use crate::parts::variant::{Out, Products, Scheduler, Variant};
 
 /// Shared memory of one multiprocessor, and what the driver keeps of it for each CTA.
 const SHARED_OF_SM: u32 = 228 << 10;
@@ -121,11 +120,6 @@ impl Config {
         Config::new(2, 256, 2, 3, 1),
     ];
 
-    /// The configuration of the menu that [`name`](Self::name) calls so.
-    pub fn named(name: &str) -> Result<Config, Error> {
-        one_of(name, Self::MENU, Self::name)
-    }
-
     /// The first configuration of the menu for any scheduler whose tile holds `m` tokens, or the one with the largest
     /// tile.
     pub fn for_tokens(m: usize) -> Config {
@@ -190,7 +184,33 @@ impl Config {
         let direct = self.k_groups > 1 && !matches!(variant.out, Out::Nvfp4 { .. });
         let unstaged = direct || variant.products == Products::Gate;
         self.exchange_bytes()
-            + if unstaged { 0 } else { self.tokens * pitch(variant.out, variant.features(self)) }
+            + if unstaged { 0 } else { self.tokens * pitch(variant.out, self.variant_features(variant)) }
+    }
+
+    /// Features of the tile of a variant.
+    pub(super) fn variant_features(&self, variant: &Variant) -> u32 {
+        self.features() * variant.products.features_per_thread()
+    }
+
+    /// Refuses what does not go together.
+    fn check(&self, variant: &Variant) -> Result<(), Error> {
+        let &Variant { grouped, products, scheduler, codes, .. } = variant;
+        if codes.is_some() {
+            return RULES.refuse("it does not expand codes of A");
+        }
+        if grouped && scheduler == Scheduler::StreamK {
+            return RULES.refuse("grouped problems run on the grid or persistent scheduler");
+        }
+        if products.apart() && (grouped || scheduler != Scheduler::Grid) {
+            return RULES.refuse("gate and up apart are products of one problem on the grid scheduler");
+        }
+        if (grouped || scheduler != Scheduler::Grid) && self.k_split > 1 {
+            return RULES.refuse("two CTAs split K of one problem on the grid scheduler");
+        }
+        if matches!(variant.out, Out::Nvfp4 { .. }) && !variant.aligned {
+            return RULES.refuse("nvfp4 output takes whole blocks: N is a multiple of 16");
+        }
+        Ok(())
     }
 
     /// Bytes of a tile's sums, all K groups added up.
@@ -200,7 +220,7 @@ impl Config {
 
     /// Shared memory, or what does not fit.
     pub fn layout(&self, variant: &Variant) -> Result<Layout, Error> {
-        variant.check(self)?;
+        self.check(variant)?;
         RULES.check("warpgroups that multiply", self.consumers(), Valid::range(1, 4))?;
         match self.consumers() {
             1 => RULES.check(

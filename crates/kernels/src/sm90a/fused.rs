@@ -23,13 +23,11 @@ use dualgemm_ptx::builder::*;
 
 use super::config::{Config, Layout};
 use super::schedule::Tile;
-use super::variant::{Products, Scheduler, Variant};
 use crate::Error;
+use crate::fused::ENTRY;
 use crate::parts::ring::Ring;
 use crate::parts::rows::Rows;
-
-/// Name of the kernel in its module.
-pub const ENTRY: &str = "dual_gemm";
+use crate::parts::variant::{Products, Scheduler, Variant};
 
 /// Generates the kernel.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
@@ -97,7 +95,7 @@ impl<'a> Fused<'a> {
         let base = k.shared(&layout.smem);
         let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
-        let rows = Rows::declare(k, &variant.rows(), n);
+        let rows = Rows::declare(k, variant, n);
         let groups = variant.grouped.then(|| Groups {
             offsets: k.pointer("group_rows"),
             count: k.param("groups"),
@@ -174,7 +172,7 @@ impl<'a> Fused<'a> {
     }
 
     pub(super) fn features(&self) -> u32 {
-        self.variant.features(self.config)
+        self.config.variant_features(self.variant)
     }
 
     /// Whether a CTA has more than one tile.

@@ -5,9 +5,9 @@ use dualgemm_ptx::builder::*;
 use super::apart::FeatureSums;
 use super::fused::{Fused, GateSums};
 use super::schedule::Tile;
-use super::variant::{Out, Products};
 use crate::parts::epilogue::{self, Factors};
 use crate::parts::staged::Staged;
+use crate::parts::variant::{Out, Products};
 
 impl Fused<'_> {
     /// Everything after the main loop of a tile.

@@ -2,11 +2,10 @@
 
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
-use super::fused::Variant;
 use crate::Error;
-use crate::error::one_of;
 use crate::limits::{Rules, SHARED_DATACENTER, Valid};
 use crate::parts::groups::most_tiles;
+use crate::parts::variant::Variant;
 use crate::sm90a::pack::{CHUNK_BYTES, chunk_features};
 
 /// What refuses a configuration or operands.
@@ -64,14 +63,6 @@ impl Config {
         });
         let many = [(1, 12), (2, 12), (2, 8), (4, 4)];
         wide.chain(many.map(|(halves, k_groups)| config(halves, 16, k_groups)))
-    }
-
-    /// The configuration of the menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
-    pub fn named(name: &str) -> Result<Config, Error> {
-        one_of(name, Self::menu(), Self::name)
     }
 
     /// Chunks along the features that a CTA has a part of. An odd number of halves begins in the middle of a chunk in
@@ -150,15 +141,15 @@ impl Config {
         RULES.check("chunks of a warp", self.chunks, Valid::range(self.token_groups(), 16))?;
         let mut smem = SmemLayout::new();
         let readers = if self.shares_blocks() { self.k_groups } else { self.warps() };
-        let blocks = readers * self.blocks(variant.a.is_codes());
+        let blocks = readers * self.blocks(variant.codes.is_some());
         let tokens = smem.alloc_parts("tokens", self.block_bytes(), blocks, 128);
-        let tile = self.tokens * self.pitch(variant.linear);
+        let tile = self.tokens * self.pitch(variant.is_linear());
         if tile > smem.bytes() {
             smem.alloc("tile", tile - smem.bytes(), 16);
         }
         let weights = smem.alloc_parts("weights", CHUNK_BYTES as u32, self.warps() * self.chunks, 128);
         let full = smem.mbarriers("full", self.warps() * self.chunks);
-        let found = variant.rows.grouped.then(|| smem.alloc("found", 16, 16));
+        let found = variant.grouped.then(|| smem.alloc("found", 16, 16));
         RULES.shared(smem.bytes(), if self.ctas_per_sm() == 2 { SHARED } else { SHARED_DATACENTER })?;
         Ok(Layout { smem, tokens, weights, full, found })
     }

@@ -18,61 +18,24 @@
 //!
 //! Flow: [`Config`], [`Variant`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
-use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, Layout, half_features};
+use super::config::{Config, Layout, RULES, half_features};
 use super::tokens::{Lane, Place, Tokens};
 use crate::Error;
+use crate::fused::ENTRY;
 use crate::generic::fragments::decode_step;
 use crate::generic::module;
 use crate::parts::groups::GroupRows;
 use crate::parts::ring::Position;
-use crate::parts::rows::{self, PIECE, Rows};
+use crate::parts::rows::{PIECE, Rows};
+use crate::parts::variant::Variant;
 use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES};
 
-/// Name of the kernel in its module.
-pub const ENTRY: &str = "dual_gemm";
 /// Slabs of 16 weight rows of a chunk.
 const SLABS: u32 = 4;
-
-/// What A is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum A {
-    /// 16-bit floats.
-    Half(HalfFormat),
-    /// nvfp4 codes with block scales in this order.
-    Nvfp4(ScaleLayout),
-}
-
-impl A {
-    pub(super) fn is_codes(self) -> bool {
-        matches!(self, A::Nvfp4(_))
-    }
-
-    /// What is multiplied.
-    pub(super) fn compute(self) -> HalfFormat {
-        match self {
-            A::Half(format) => format,
-            A::Nvfp4(_) => HalfFormat::F16,
-        }
-    }
-}
-
-/// What the kernel computes, beside its tile.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Variant {
-    /// A's format.
-    pub a: A,
-    /// Promises that K is a multiple of 64.
-    pub whole_blocks: bool,
-    /// A linear layer, from a pack of its matrix: C is the sums times the first factor, plus the first bias.
-    pub linear: bool,
-    /// C and what makes it of the sums.
-    pub rows: rows::Variant,
-}
 
 /// Generates the kernel.
 ///
@@ -80,13 +43,16 @@ pub struct Variant {
 /// If the configuration does not fit the architecture or the variant.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant)?;
-    let rule = |rule| Err(Error::Combination { kernel: "sm90a warpwise", rule });
-    if variant.a.is_codes() {
-        if variant.rows.grouped {
-            return rule("rows in groups are floats");
+    RULES.common(&Variant { codes: None, ..variant.clone() })?;
+    if variant.codes.is_some() {
+        if variant.grouped {
+            return RULES.refuse("rows in groups are floats");
+        }
+        if variant.compute != HalfFormat::F16 {
+            return RULES.refuse("codes of A are expanded to f16");
         }
         if !config.expands_codes() {
-            return rule(
+            return RULES.refuse(
                 "codes of A are expanded for up to four tokens, and for eight of two chunks and more",
             );
         }
@@ -135,7 +101,7 @@ impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
         k.required_threads(config.threads());
         k.min_ctas(config.ctas_per_sm());
-        let tokens = Tokens::declare(k, variant.a);
+        let tokens = Tokens::declare(k, variant.codes);
         let weights = k.pointer("weights");
         let groups = layout.found.as_ref().map(|found| (GroupRows::declare(k), found.offset));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
@@ -143,7 +109,7 @@ impl<'a> Fused<'a> {
         let first = k.param("first");
         let groups = groups.map(|(rows, found)| (rows, base.at(found), k.param("settled")));
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
-        let rows = Rows::declare(k, &variant.rows, n);
+        let rows = Rows::declare(k, variant, n);
         let blocks = k.eval((depth + 63) >> 6);
         Self { config, layout, variant, rows, tokens, weights, groups, base, m, n, k: depth, blocks, first }
     }
@@ -166,7 +132,7 @@ impl<'a> Fused<'a> {
 
     /// Features of half a chunk.
     fn half(&self) -> u32 {
-        half_features(self.variant.linear)
+        half_features(self.variant.is_linear())
     }
 
     /// First half of a chunk of the CTA, and the end.
@@ -307,7 +273,7 @@ impl<'a> Fused<'a> {
         let block = self.base.at(self.layout.tokens.offset);
         let reader = if config.shares_blocks() { share.part } else { warp };
         let block =
-            k.offset(block, reader * (config.blocks(self.variant.a.is_codes()) * config.block_bytes()));
+            k.offset(block, reader * (config.blocks(self.variant.codes.is_some()) * config.block_bytes()));
         let [token, m] = self.token(k);
         let place = Place {
             lane,
@@ -363,7 +329,7 @@ impl<'a> Fused<'a> {
         [codes, scales]: [Addr<Shared>; 2],
         sums: &[Reg<F32>],
     ) {
-        let compute = self.variant.a.compute();
+        let compute = self.variant.compute;
         let fragments = tokens.read(k, unit);
         let slabs = |k: &mut Kernel, range: std::ops::Range<u32>| {
             let read = |k: &mut Kernel, slab: u32| -> ([Reg<B32>; 4], [Reg<B32>; 2]) {
@@ -425,13 +391,13 @@ impl<'a> Fused<'a> {
             let token = k.eval(((within >> 7) << 3) + ((lane & 3) << 1));
             let of_c = k.eval((first >> 1) * chunk + feature);
             let tile = self.base.at(self.layout.tokens.offset);
-            let pitch = config.pitch(self.variant.linear);
+            let pitch = config.pitch(self.variant.is_linear());
             let to = k.offset(tile, token * pitch + (feature << 2));
             for e in 0..2u32 {
                 let pair = [sums[e as usize], sums[e as usize + 2]];
                 let inside = k.compare(Cmp::Lt, token + e, config.tokens);
                 let to = to.at(e * pitch);
-                if !self.variant.linear {
+                if !self.variant.is_linear() {
                     let value = self.rows.activate(k, alpha, (group, of_c), pair);
                     k.when(inside).st(to, value);
                     continue;
@@ -462,7 +428,7 @@ impl<'a> Fused<'a> {
             let there = k.compare_and(Cmp::Lt, piece, end, there);
             let tile = self.base.at(self.layout.tokens.offset);
             let within = k.eval((piece - (start >> 1) * (2 * in_half)) * (PIECE * 4));
-            let within = k.eval(token * config.pitch(self.variant.linear) + within);
+            let within = k.eval(token * config.pitch(self.variant.is_linear()) + within);
             let within = k.select::<U32>(there, within, 0u32);
             let from = k.offset(tile, within);
             let quarters: [[Reg<F32>; 4]; 4] = [0u32, 16, 32, 48].map(|byte| k.ld_vector(from.at(byte)));

@@ -6,7 +6,6 @@ use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::builder::*;
 
 use super::config::{Config, ROW};
-use super::fused::A;
 use crate::generic::rowwise::scale_offset;
 use crate::generic::values::decode;
 
@@ -90,11 +89,11 @@ struct Codes {
 }
 
 impl Tokens {
-    pub fn declare(k: &mut Kernel, a: A) -> Self {
+    pub fn declare(k: &mut Kernel, codes: Option<ScaleLayout>) -> Self {
         let start = k.pointer("a");
-        match a {
-            A::Half(_) => Self::Half { start, pitch: k.param("a_pitch") },
-            A::Nvfp4(layout) => Self::Codes { start, scales: k.pointer("a_scales"), layout },
+        match codes {
+            None => Self::Half { start, pitch: k.param("a_pitch") },
+            Some(layout) => Self::Codes { start, scales: k.pointer("a_scales"), layout },
         }
     }
 

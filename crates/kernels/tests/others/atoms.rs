@@ -1,5 +1,6 @@
 //! Block scales from every order to 128x4 atoms, of one matrix and of rows in groups; codes, which are copied beside them.
 
+use dualgemm_bench::inputs::Inputs;
 use dualgemm_device::DevicePtr;
 use dualgemm_formats::{FloatType, GlobalScale, Producer, ScaleLayout, Search};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
@@ -24,9 +25,9 @@ fn scales_move_to_their_atoms_and_padding_is_zeroed_exact() {
             let own: Vec<usize> =
                 (0..rows).flat_map(|r| (0..blocks).map(move |b| layout.offset(r, b, blocks))).collect();
             (0..scales.len()).filter(|at| !own.contains(at)).for_each(|at| scales[at] = 0xFF);
-            let to = poisoned(gpu, want.len());
-            run(gpu, &kernel.spec((rows, blocks), upload(gpu, &scales), to, None).unwrap());
-            assert!(read(gpu, to, want.len()) == want[..], "{layout} {rows}x{blocks}");
+            let from = upload(gpu, &scales);
+            let got = made(gpu, want.len(), |to| kernel.spec((rows, blocks), from, to, None));
+            assert!(got == want[..], "{layout} {rows}x{blocks}");
         }
     }
 }
@@ -70,9 +71,9 @@ fn scales_of_groups_start_with_atoms_of_their_own_exact() {
             let scales = ScaleLayout::Linear.convert(&linear, layout, rows, blocks);
             let groups = Groups { count: first_rows.len() - 1, rows: upload(gpu, &words(&first_rows)) };
             let want = placed(&linear, (rows, blocks), &first_rows);
-            let to = poisoned(gpu, want.len());
-            run(gpu, &kernel.spec((rows, blocks), upload(gpu, &scales), to, Some(&groups)).unwrap());
-            assert!(read(gpu, to, want.len()) == want, "{layout} {first_rows:?}");
+            let from = upload(gpu, &scales);
+            let got = made(gpu, want.len(), |to| kernel.spec((rows, blocks), from, to, Some(&groups)));
+            assert!(got == want, "{layout} {first_rows:?}");
         }
     }
 }
@@ -83,7 +84,7 @@ fn floats_of_groups_are_quantized_to_atoms_of_their_own_exact() {
     let gpu = gpu();
     let k = 80;
     for (ty, (rows, first_rows)) in FloatType::ALL.into_iter().zip(tables()) {
-        let a = dualgemm_bench::inputs::Inputs::seeded(9).floats("a", ty, rows, k).unwrap();
+        let a = Inputs::seeded(9).floats("a", ty, rows, k).unwrap();
         let on_device = upload_floats(gpu, &a);
         let groups = Groups { count: first_rows.len() - 1, rows: upload(gpu, &words(&first_rows)) };
         for dynamic in [false, true] {
@@ -119,7 +120,7 @@ fn the_largest_magnitude_is_that_of_rows_of_groups_exact() {
     let k = 80;
     for (ty, (rows, first_rows)) in FloatType::ALL.into_iter().zip(tables()) {
         let of_groups = first_rows[0]..first_rows[first_rows.len() - 1];
-        let a = dualgemm_bench::inputs::Inputs::seeded(9).floats("a", ty, rows, k).unwrap();
+        let a = Inputs::seeded(9).floats("a", ty, rows, k).unwrap();
         let on_device = upload_floats(gpu, &a);
         for row in (0..rows as u32).filter(|row| !of_groups.contains(row)) {
             let byte = if row % 2 == 0 { 0x7B } else { 0xFF };
@@ -127,15 +128,13 @@ fn the_largest_magnitude_is_that_of_rows_of_groups_exact() {
             gpu.memset(at, byte, on_device.pitch).unwrap();
         }
         let groups = Groups { count: first_rows.len() - 1, rows: upload(gpu, &words(&first_rows)) };
-        let parts = poisoned(gpu, MAX_PARTS as usize * 4);
-        let kernel = Amax::grouped(gpu, ty).unwrap();
-        assert!(
-            kernel.spec(&on_device, parts, None).is_err()
-                && Amax::new(gpu, ty).unwrap().spec(&on_device, parts, Some(&groups)).is_err()
-        );
-        run(gpu, &kernel.spec(&on_device, parts, Some(&groups)).unwrap());
-        let parts = read(gpu, parts, Amax::parts(rows, k) as usize * 4);
-        let found = parts.as_chunks().0.iter().map(|&part| f32::from_le_bytes(part)).fold(0.0, f32::max);
+        let (single, kernel) = (Amax::new(gpu, ty).unwrap(), Amax::grouped(gpu, ty).unwrap());
+        let parts = made(gpu, Amax::parts(rows, k) as usize * 4, |parts| {
+            assert!(kernel.spec(&on_device, parts, None).is_err());
+            assert!(single.spec(&on_device, parts, Some(&groups)).is_err());
+            kernel.spec(&on_device, parts, Some(&groups))
+        });
+        let found = FloatType::F32.values(&parts).into_iter().fold(0.0, f32::max);
         assert_eq!(found, Producer::Te.amax(&a, of_groups.start as usize..of_groups.end as usize), "{ty:?}");
     }
 }
@@ -146,9 +145,8 @@ fn bytes_are_copied_as_they_are_and_none_beyond_exact() {
     let kernel = Copy::new(gpu).unwrap();
     for bytes in [16, 4096, 4112] {
         let from: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
-        let to = poisoned(gpu, bytes + 16);
-        run(gpu, &kernel.spec("codes", (upload(gpu, &from), to), bytes).unwrap());
-        let copied = read(gpu, to, bytes + 16);
+        let there = upload(gpu, &from);
+        let copied = made(gpu, bytes + 16, |to| kernel.spec("codes", (there, to), bytes));
         assert!(copied[..bytes] == from && copied[bytes..].iter().all(|&byte| byte == 0xA5), "{bytes}");
     }
     for (from, to, bytes) in
@@ -178,10 +176,7 @@ fn scales_that_no_grid_takes_and_misaligned_atoms_are_refused() {
     assert!(message(&grouped, Some(&groups(0, 256))).starts_with("groups is 0"));
     assert!(message(&grouped, Some(&groups(1, 258))).starts_with("the groups' rows is address 0x102"));
     let floats = Quantize::new(gpu, FloatType::F16, Sink::Grouped, false).unwrap();
-    let a = upload_floats(
-        gpu,
-        &dualgemm_bench::inputs::Inputs::seeded(9).floats("a", FloatType::F16, 1, 16).unwrap(),
-    );
+    let a = upload_floats(gpu, &Inputs::seeded(9).floats("a", FloatType::F16, 1, 16).unwrap());
     let out = Out::Codes { codes: DevicePtr(256), scales: DevicePtr(256) };
     assert!(floats.spec(&a, &out, &Scale::Static(GlobalScale::ONE)).is_err());
 }

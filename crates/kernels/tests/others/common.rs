@@ -2,10 +2,10 @@
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::{Device, DevicePtr, LaunchSpec};
-use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_kernels::Error;
 use dualgemm_kernels::generic::expand::Codes;
 use dualgemm_kernels::generic::quantize::Floats;
-use half::{bf16, f16};
 
 /// A simulated H100 that checks everything; the first GPU of this machine if the variable DUALGEMM_TEST_DEVICE is
 /// `cuda`.
@@ -31,44 +31,11 @@ pub fn quantized(name: &str, (rows, k): (usize, usize), layout: ScaleLayout) -> 
     matrix.unwrap().with_scale_layout(layout)
 }
 
-/// Little-endian bytes of a float matrix, dense.
-pub fn bytes_of(matrix: &FloatMatrix<'_>) -> Vec<u8> {
-    let rows = 0..matrix.rows();
-    match matrix {
-        FloatMatrix::F32(m) => rows.flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
-        FloatMatrix::F16(m) => rows.flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
-        FloatMatrix::Bf16(m) => rows.flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
-    }
-}
-
-/// Bytes of an element.
-pub fn size(ty: FloatType) -> usize {
-    if ty == FloatType::F32 { 4 } else { 2 }
-}
-
-/// The elements of such bytes.
-pub fn floats(bytes: &[u8], ty: FloatType) -> Vec<f32> {
-    let half = |b: &[u8]| [b[0], b[1]];
-    bytes
-        .chunks_exact(size(ty))
-        .map(|b| match ty {
-            FloatType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-            FloatType::F16 => f16::from_le_bytes(half(b)).to_f32(),
-            FloatType::Bf16 => bf16::from_le_bytes(half(b)).to_f32(),
-        })
-        .collect()
-}
-
 /// A new allocation with these bytes.
 pub fn upload(gpu: &dyn Device, bytes: &[u8]) -> DevicePtr {
     let ptr = gpu.alloc(bytes.len()).unwrap();
     gpu.copy_to(ptr, bytes).unwrap();
     ptr
-}
-
-/// A new allocation with these floats.
-pub fn upload_f32s(gpu: &dyn Device, floats: &[f32]) -> DevicePtr {
-    upload(gpu, &floats.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 /// A new allocation filled with a byte that no result has throughout.
@@ -87,7 +54,7 @@ pub fn upload_codes(gpu: &dyn Device, matrix: &QuantizedMatrix<'_>) -> Codes {
 
 /// A float matrix on the device.
 pub fn upload_floats(gpu: &dyn Device, matrix: &FloatMatrix<'_>) -> Floats {
-    let bytes = bytes_of(matrix);
+    let bytes = matrix.to_le_bytes();
     let (m, k) = (matrix.rows(), matrix.cols());
     Floats { m, k, values: upload(gpu, &bytes), pitch: bytes.len() / m }
 }
@@ -104,4 +71,15 @@ pub fn read(gpu: &dyn Device, from: DevicePtr, bytes: usize) -> Vec<u8> {
     let mut data = vec![0; bytes];
     gpu.copy_from(&mut data, from).unwrap();
     data
+}
+
+/// What a launch writes to new memory of so many bytes.
+pub fn made(
+    gpu: &dyn Device,
+    bytes: usize,
+    spec: impl FnOnce(DevicePtr) -> Result<LaunchSpec, Error>,
+) -> Vec<u8> {
+    let to = poisoned(gpu, bytes);
+    run(gpu, &spec(to).unwrap_or_else(|e| panic!("{e}")));
+    read(gpu, to, bytes)
 }

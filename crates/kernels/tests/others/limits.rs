@@ -4,8 +4,7 @@ use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::limits::Valid;
 use dualgemm_kernels::parts::format::Formats;
-use dualgemm_kernels::parts::rows;
-use dualgemm_kernels::sm90a::variant::{Out, Scheduler, Variant};
+use dualgemm_kernels::parts::variant::{Out, Scheduler, Variant};
 use dualgemm_kernels::{Error, fp8, plain, sm80, sm90a, sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 
@@ -80,8 +79,7 @@ fn of_the_kernel_without_prepack() {
 fn of_the_portable_kernel() {
     type Config = sm80::config::Config;
     let base = Config { chunks: 1, row_warps: 1, token_warps: 1, tokens: 8, stages: 2 };
-    let rows = rows::Variant::new(Activation::Silu.program());
-    let variant = sm80::fused::Variant { compute: HalfFormat::F16, linear: false, rows };
+    let variant = Variant::new(Activation::Silu.program());
     let of = |config: Config| config.layout(&variant);
     let rule = |what, right: Vec<u32>, valid| rule("sm80 fused", what, right, valid);
     // Four chunks are 16 slabs; 16 tokens are shared by two warps.

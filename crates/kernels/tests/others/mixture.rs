@@ -40,7 +40,8 @@ fn check((tokens, top_k, experts): (usize, usize, usize), k: usize, launches: us
     if launches == 1 {
         assert_eq!(choice_of, sorted.iter().map(|&choice| choice as u32).collect::<Vec<_>>());
     }
-    let (row_of, gathered, a) = (list(lists.row_of, choices), read(gpu, out, choices * k * 2), bytes_of(&a));
+    let (row_of, gathered, a) =
+        (list(lists.row_of, choices), read(gpu, out, choices * k * 2), a.to_le_bytes());
     for (choice, &row) in row_of.iter().enumerate() {
         match here(&ids[choice]) {
             true => assert_eq!(choice_of[row as usize], choice as u32),

@@ -15,10 +15,8 @@ fn the_gpus_pack_has_the_hosts_bytes_exact() {
         for (n, k) in [(32, 64), (1, 16), (33, 80), (70, 208)] {
             let weights = GateUp::new(quantized("gate", (n, k), layout), quantized("up", (n, k), layout));
             let [gate, up] = [&weights.gate, &weights.up].map(|half| upload_codes(gpu, half));
-            let out = poisoned(gpu, GpuPack::bytes(n, k));
-            run(gpu, &kernel.spec(&gate, &up, out).unwrap());
-            let want = Pack::new(&weights).unwrap();
-            assert!(read(gpu, out, GpuPack::bytes(n, k)) == want.bytes(), "{layout} [{n}, {k}]");
+            let got = made(gpu, GpuPack::bytes(n, k), |out| kernel.spec(&gate, &up, out));
+            assert!(got == Pack::new(&weights).unwrap().bytes(), "{layout} [{n}, {k}]");
         }
     }
 }

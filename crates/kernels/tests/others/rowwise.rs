@@ -15,7 +15,6 @@ use dualgemm_kernels::generic::quantize::{E4M3_FACTOR, Floats, Out, Quantize, Sc
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 use dualgemm_kernels::plain::order::{SPAN, column};
-use half::{bf16, f16};
 
 use crate::common::*;
 
@@ -58,10 +57,8 @@ fn expansion_holds_every_code_times_every_scale_exact() {
             for matrix in [all.clone(), quantized("a", (131, 80), ScaleLayout::Linear)] {
                 let matrix = matrix.with_scale_layout(layout);
                 let a = upload_codes(gpu, &matrix);
-                let out = poisoned(gpu, a.m * a.k * 2);
-                run(gpu, &kernel.spec(&a, out, a.k * 2).unwrap());
-                let got = floats(&read(gpu, out, a.m * a.k * 2), ty);
-                same_bits(&got, &image(&matrix), &format!("{layout} {ty:?}"));
+                let got = made(gpu, a.m * a.k * 2, |out| kernel.spec(&a, out, a.k * 2));
+                same_bits(&ty.values(&got), &image(&matrix), &format!("{layout} {ty:?}"));
             }
         }
     }
@@ -76,11 +73,9 @@ fn dequantization_rounds_the_scaled_value_once_more_exact() {
     for ty in FloatType::ALL {
         let kernel = Dequantize::new(gpu, ScaleLayout::Sf128x4, ty).unwrap();
         // Rows farther apart than they are long: what lies between stays.
-        let (row, pitch) = (a.k * size(ty), a.k * size(ty) + 16);
-        let out = poisoned(gpu, a.m * pitch);
-        run(gpu, &kernel.spec(&a, scale, out, pitch).unwrap());
-        let bytes = read(gpu, out, a.m * pitch);
-        let got: Vec<f32> = bytes.chunks_exact(pitch).flat_map(|r| floats(&r[..row], ty)).collect();
+        let (row, pitch) = (a.k * ty.bytes(), a.k * ty.bytes() + 16);
+        let bytes = made(gpu, a.m * pitch, |out| kernel.spec(&a, scale, out, pitch));
+        let got: Vec<f32> = bytes.chunks_exact(pitch).flat_map(|r| ty.values(&r[..row])).collect();
         let want: Vec<f32> = image(&matrix).into_iter().map(|x| ty.round(x * scale)).collect();
         same_bits(&got, &want, &format!("{ty:?}"));
         assert!(bytes.chunks_exact(pitch).all(|r| r[row..].iter().all(|&b| b == 0xA5)), "{ty:?}");
@@ -103,19 +98,8 @@ fn hard_floats(ty: FloatType, m: usize, k: usize) -> FloatMatrix<'static> {
         (1, b) => base.value(r, c) * 2f32.powi(b as i32 * 3 - 20),
         _ => base.value(r, c),
     };
-    let values: Vec<f32> =
-        (0..m).flat_map(|r| (0..k).map(move |c| (r, c))).map(|(r, c)| value(r, c)).collect();
-    match ty {
-        FloatType::F32 => FloatMatrix::F32(Matrix::new("a", m, k, values).unwrap()),
-        FloatType::F16 => {
-            let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
-            FloatMatrix::F16(Matrix::new("a", m, k, values).unwrap())
-        }
-        FloatType::Bf16 => {
-            let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
-            FloatMatrix::Bf16(Matrix::new("a", m, k, values).unwrap())
-        }
-    }
+    let values = (0..m).flat_map(|r| (0..k).map(move |c| (r, c))).map(|(r, c)| value(r, c));
+    FloatMatrix::rounded("a", ty, m, k, values).unwrap()
 }
 
 fn check_quantized(
@@ -141,10 +125,10 @@ fn check_quantized(
     assert_eq!(read(gpu, codes, m * k / 2), want.codes(), "{ty:?} {layout}: codes");
 
     for image_ty in HALVES {
-        let values = poisoned(gpu, m * k * 2);
         let kernel = Quantize::new(gpu, ty, Sink::Image(image_ty), dynamic).unwrap();
-        run(gpu, &kernel.spec(&on_device, &Out::Image { values, pitch: k * 2 }, &scale).unwrap());
-        same_bits(&floats(&read(gpu, values, m * k * 2), image_ty), &image(&want), "image");
+        let to = |values| Out::Image { values, pitch: k * 2 };
+        let got = made(gpu, m * k * 2, |values| kernel.spec(&on_device, &to(values), &scale));
+        same_bits(&image_ty.values(&got), &image(&want), "image");
     }
 }
 
@@ -202,8 +186,8 @@ fn gated(
     let both = inputs.floats("gate and up", ty, m, 2 * n).unwrap();
     let bias = inputs.floats("bias", FloatType::F32, 2, n).unwrap();
     let alpha = [0.75, 1.5];
-    let base = upload(gpu, &bytes_of(&both));
-    let bias_rows = bytes_of(&bias);
+    let base = upload(gpu, &both.to_le_bytes());
+    let bias_rows = bias.to_le_bytes();
     let program = activation.program();
     let product = |row: usize, feature: usize, half: usize| {
         let column = if interleaved { 2 * feature + half } else { half * n + feature };
@@ -220,8 +204,8 @@ fn gated(
         m,
         n,
         gate: base,
-        up: base.offset((n * size(ty)) as u64),
-        pitch: 2 * n * size(ty),
+        up: base.offset((n * ty.bytes()) as u64),
+        pitch: 2 * n * ty.bytes(),
         alpha,
         a_scale: upload(gpu, &0.5f32.to_le_bytes()),
         bias,
@@ -242,18 +226,16 @@ fn the_activation_alone_close() {
             let program = activation.program();
             let kernel =
                 SiluMul::new(gpu, (ty, interleaved, false), Sink::Float(out), &program, aligned).unwrap();
-            let (pitch, rows) = (n * size(out), 3 * n * size(out));
-            let values = poisoned(gpu, rows);
-            let to = Out::Image { values, pitch };
-            run(gpu, &kernel.spec(&products, &to, GlobalScale::ONE).unwrap());
-            let got = floats(&read(gpu, values, rows), out);
+            let (pitch, rows) = (n * out.bytes(), 3 * n * out.bytes());
+            let to = |values| Out::Image { values, pitch };
+            let got = made(gpu, rows, |values| kernel.spec(&products, &to(values), GlobalScale::ONE));
             let unit = match out {
                 FloatType::F32 => 2e-6,
                 FloatType::F16 => 5e-4,
                 FloatType::Bf16 => 4e-3,
             };
-            for (got, want) in got.iter().zip(want) {
-                let error = (f64::from(*got) - want).abs();
+            for (got, want) in out.values(&got).into_iter().zip(want) {
+                let error = (f64::from(got) - want).abs();
                 assert!(error <= unit * want.abs() + 1e-6, "{activation} {ty:?} {out:?}: {got}, not {want}");
             }
         }
@@ -278,10 +260,9 @@ fn what_is_not_finite_is_as_in_f64() {
     for activation in Activation::EXAMPLES.into_iter().chain(others) {
         let (program, ty) = (activation.program(), FloatType::F32);
         let kernel = SiluMul::new(gpu, (ty, false, false), Sink::Float(ty), &program, true).unwrap();
-        let values = poisoned(gpu, 4 * n);
-        let to = Out::Image { values, pitch: 4 * n };
-        run(gpu, &kernel.spec(&products, &to, GlobalScale::ONE).unwrap());
-        for (&(gate, up), got) in pairs.iter().zip(floats(&read(gpu, values, 4 * n), ty)) {
+        let to = |values| Out::Image { values, pitch: 4 * n };
+        let got = made(gpu, 4 * n, |values| kernel.spec(&products, &to(values), GlobalScale::ONE));
+        for (&(gate, up), got) in pairs.iter().zip(ty.values(&got)) {
             let want = program.eval_f64(gate.into(), up.into()) as f32;
             let near = (got - want).abs() <= 1e-5 * want.abs();
             let same = near || got == want || got.is_nan() && want.is_nan();
@@ -299,10 +280,10 @@ fn the_activation_to_nvfp4_is_its_f32_quantized_exact() {
         let Gated { products, .. } = gated(gpu, FloatType::F16, (m, n), false, Activation::Silu, true);
         let program = Activation::Silu.program();
         let kernel = |sink| SiluMul::new(gpu, (FloatType::F16, false, true), sink, &program, true).unwrap();
-        let values = poisoned(gpu, m * n * 4);
-        let out = Out::Image { values, pitch: n * 4 };
-        run(gpu, &kernel(Sink::Float(FloatType::F32)).spec(&products, &out, scale).unwrap());
-        let c = floats(&read(gpu, values, m * n * 4), FloatType::F32);
+        let to = |values| Out::Image { values, pitch: n * 4 };
+        let to_floats = kernel(Sink::Float(FloatType::F32));
+        let c = made(gpu, m * n * 4, |values| to_floats.spec(&products, &to(values), scale));
+        let c = FloatType::F32.values(&c);
         let c = FloatMatrix::F32(Matrix::new("c", m, n, c).unwrap());
         let want =
             Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain).matrix("c", &c).unwrap();
@@ -349,19 +330,18 @@ fn the_order_of_the_plain_kernel_and_its_padding_exact() {
         }
         rows
     };
-    let out = poisoned(gpu, 3 * padded * 2);
     let codes = upload_codes(gpu, &matrix);
-    run(gpu, &Expand::permuted(gpu, ScaleLayout::Linear).unwrap().spec(&codes, out, padded * 2).unwrap());
+    let kernel = Expand::permuted(gpu, ScaleLayout::Linear).unwrap();
     let values = image(&matrix);
-    let got = floats(&read(gpu, out, 3 * padded * 2), FloatType::F16);
-    same_bits(&got, &want(&|r, c| values[r * 208 + c]), "codes");
+    let got = made(gpu, 3 * padded * 2, |out| kernel.spec(&codes, out, padded * 2));
+    same_bits(&FloatType::F16.values(&got), &want(&|r, c| values[r * 208 + c]), "codes");
 
     let a = Inputs::seeded(2).floats("a", FloatType::Bf16, 3, 208).unwrap();
     let kernel = Quantize::new(gpu, FloatType::Bf16, Sink::Permuted(FloatType::F16), false).unwrap();
-    let to = Out::Image { values: out, pitch: padded * 2 };
-    run(gpu, &kernel.spec(&upload_floats(gpu, &a), &to, &Scale::Static(GlobalScale::ONE)).unwrap());
-    let got = floats(&read(gpu, out, 3 * padded * 2), FloatType::F16);
-    same_bits(&got, &want(&|r, c| FloatType::F16.round(a.value(r, c))), "floats");
+    let to = |values| Out::Image { values, pitch: padded * 2 };
+    let (from, scale) = (upload_floats(gpu, &a), Scale::Static(GlobalScale::ONE));
+    let got = made(gpu, 3 * padded * 2, |values| kernel.spec(&from, &to(values), &scale));
+    same_bits(&FloatType::F16.values(&got), &want(&|r, c| FloatType::F16.round(a.value(r, c))), "floats");
 }
 
 #[test]
@@ -369,12 +349,11 @@ fn e4m3_is_the_scaled_value_rounded_exact() {
     let gpu = gpu();
     let a = hard_floats(FloatType::F32, 4, 208);
     let kernel = Quantize::new(gpu, FloatType::F32, Sink::E4m3, false).unwrap();
-    let values = poisoned(gpu, 4 * 208);
     let scale = GlobalScale::multiplier(0.037);
-    let to = Out::Image { values, pitch: 208 };
-    run(gpu, &kernel.spec(&upload_floats(gpu, &a), &to, &Scale::Static(scale)).unwrap());
-    let inverse = 1.0 / scale.value();
-    for (i, got) in read(gpu, values, 4 * 208).into_iter().enumerate() {
+    let (from, inverse) = (upload_floats(gpu, &a), 1.0 / scale.value());
+    let to = |values| Out::Image { values, pitch: 208 };
+    let got = made(gpu, 4 * 208, |values| kernel.spec(&from, &to(values), &Scale::Static(scale)));
+    for (i, got) in got.into_iter().enumerate() {
         let x = a.value(i / 208, i % 208) * inverse;
         let want = if x.is_nan() { 0x7E } else { e4m3::encode(x) };
         let got = if x.is_nan() { got & 0x7F } else { got };
@@ -388,13 +367,9 @@ fn e4m3_of_codes_and_under_a_dynamic_scale_is_the_value_rounded_exact() {
     let bytes = |from: DevicePtr, count: usize| read(gpu, from, count);
     for layout in ScaleLayout::ALL {
         let matrix = quantized("a", (131, 80), layout);
-        let out = poisoned(gpu, 131 * 80);
-        run(
-            gpu,
-            &Expand::e4m3(gpu, layout, 6.0).unwrap().spec(&upload_codes(gpu, &matrix), out, 80).unwrap(),
-        );
+        let (kernel, codes) = (Expand::e4m3(gpu, layout, 6.0).unwrap(), upload_codes(gpu, &matrix));
         let want: Vec<u8> = image(&matrix).iter().map(|x| e4m3::encode(x * (1.0 / 6.0))).collect();
-        assert!(bytes(out, 131 * 80) == want, "{layout}");
+        assert!(made(gpu, 131 * 80, |out| kernel.spec(&codes, out, 80)) == want, "{layout}");
     }
     let message = Expand::e4m3(gpu, ScaleLayout::Linear, 0.0).unwrap_err().to_string();
     assert_eq!(message, "scale of e4m3 is 0; the problem asks for positive with a finite reciprocal");
@@ -408,7 +383,7 @@ fn e4m3_of_codes_and_under_a_dynamic_scale_is_the_value_rounded_exact() {
     let to = Out::Image { values, pitch: 1040 };
     run(gpu, &kernel.spec(&on_device, &to, &Scale::Dynamic { parts, scale }).unwrap());
     let divisor = 2688.0 / amax;
-    assert_eq!(floats(&bytes(scale, 4), FloatType::F32), [1.0 / divisor]);
+    assert_eq!(FloatType::F32.values(&bytes(scale, 4)), [1.0 / divisor]);
     let got = bytes(values, 7 * 1040);
     for (i, got) in got.iter().enumerate() {
         assert_eq!(*got, e4m3::encode(a.value(i / 1040, i % 1040) * (divisor * (1.0 / 6.0))), "element {i}");
@@ -431,16 +406,16 @@ fn mxfp4_is_expanded_and_dequantized_with_every_scale_exact() {
     let place = || (0..3).flat_map(|r| (0..85 * 32).map(move |c| (r, c)));
     let exact: Vec<f32> = place().map(|(r, c)| matrix.value(r, c) as f32).collect();
     let a = upload_codes(gpu, &matrix);
-    let out = poisoned(gpu, a.m * a.k * 4);
-    run(gpu, &Expand::of(gpu, format, layout, FloatType::Bf16).unwrap().spec(&a, out, a.k * 2).unwrap());
-    same_bits(&floats(&read(gpu, out, a.m * a.k * 2), FloatType::Bf16), &exact, "bf16");
+    let kernel = Expand::of(gpu, format, layout, FloatType::Bf16).unwrap();
+    let got = made(gpu, a.m * a.k * 2, |out| kernel.spec(&a, out, a.k * 2));
+    same_bits(&FloatType::Bf16.values(&got), &exact, "bf16");
     let kernel = Dequantize::of(gpu, format, layout, FloatType::F32).unwrap();
-    run(gpu, &kernel.spec(&a, 0.75, out, a.k * 4).unwrap());
+    let got = made(gpu, a.m * a.k * 4, |out| kernel.spec(&a, 0.75, out, a.k * 4));
     let want: Vec<f32> = exact.iter().map(|x| x * 0.75).collect();
-    same_bits(&floats(&read(gpu, out, a.m * a.k * 4), FloatType::F32), &want, "f32");
+    same_bits(&FloatType::F32.values(&got), &want, "f32");
     let message = Expand::of(gpu, format, layout, FloatType::F16)
         .unwrap()
-        .spec(&dualgemm_kernels::generic::expand::Codes { k: 48, ..a }, out, a.k * 2)
+        .spec(&dualgemm_kernels::generic::expand::Codes { k: 48, ..a }, DevicePtr(256), a.k * 2)
         .unwrap_err()
         .to_string();
     assert!(message.contains("K = 48"), "{message}");

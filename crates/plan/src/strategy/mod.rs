@@ -1,31 +1,17 @@
-//! The ways in which the operation is put together, each selectable by itself. To add one, write a file and add a row
-//! to [`STRATEGIES`].
+//! The ways in which the operation is put together, each selectable by itself. To add one, add a row to [`STRATEGIES`]: one
+//! of a fused kernel is a constant in `kernel.rs`, one around NVIDIA's library in `library.rs`.
 
-pub mod baseline;
-pub mod cached_scales;
-pub mod cuda_graph;
-pub mod fp8;
-pub mod fused;
-pub mod fused_epilogue;
+mod kernel;
 mod launched;
-pub mod library;
-pub mod library_nvfp4;
-pub mod native;
-mod one_product;
-pub mod parallel_streams;
-pub mod plain;
-pub mod portable;
+mod library;
+mod operands;
 mod requantize;
-mod scaled;
-pub mod warpwise;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use dualgemm_device::{DeviceInfo, Stream};
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::{DualGemmDesc, Operation, OutFormat};
-use dualgemm_kernels::parts::rows::Out;
+use dualgemm_gemm::{DualGemmDesc, Operation};
 
 use crate::{DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm};
 
@@ -49,93 +35,112 @@ pub enum Rounding {
     Operands,
 }
 
+/// What is said of a strategy, whatever the problem.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts {
+    name: &'static str,
+    doc: &'static str,
+    form: WeightForm,
+    rounding: Rounding,
+    automatic: bool,
+    needs_library: bool,
+    /// Whether it computes linear layers too.
+    linear: bool,
+    /// Whether it takes rows in groups.
+    groups: bool,
+}
+
+impl Facts {
+    /// One that is compared with: gate and up of one problem, nothing rounded.
+    const fn new(name: &'static str, doc: &'static str, form: WeightForm) -> Self {
+        let (automatic, needs_library, linear, groups) = (false, false, false, false);
+        Self { name, doc, form, rounding: Rounding::Nothing, automatic, needs_library, linear, groups }
+    }
+}
+
 /// A way to put the operation together.
 pub trait Strategy: Debug + Sync {
-    /// Its name on the command line.
-    fn name(&self) -> &'static str;
+    /// What is said of it, whatever the problem.
+    fn facts(&self) -> &Facts;
 
-    /// What it does, in one line.
-    fn doc(&self) -> &'static str;
-
-    /// The order in which it reads weights of gate and up.
-    fn weight_form(&self) -> WeightForm;
-
-    /// What it rounds on the way.
-    fn rounding(&self) -> Rounding {
-        Rounding::Nothing
-    }
-
-    /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing, and weights in
-    /// one form serve all of them that a kind of card has: rows of codes with 128x4 scales are packed once where packed ones
-    /// are read. The others are there to be compared with: they run if they are named.
-    fn automatic(&self) -> bool {
-        false
-    }
-
-    /// Whether it computes this operation.
-    fn takes(&self, op: Operation) -> bool {
-        op == Operation::GateUp
-    }
-
-    /// Names of the kernels for a problem with rows in about `groups` groups, 1 if in one.
+    /// Names of the kernels that fit a problem that it computes.
     ///
     /// # Errors
     /// The reason why there are none.
-    fn kernels_for(
-        &self,
-        desc: &DualGemmDesc,
-        groups: usize,
-        info: &DeviceInfo,
-    ) -> Result<Vec<String>, Error> {
-        if !self.takes(desc.op) {
-            let reason = format!("{}; it computes gate and up", desc.op);
-            return Err(Error::Unsupported { strategy: self.name(), reason });
-        }
-        if groups > 1 { self.grouped_kernels(desc, groups, info) } else { self.kernels(desc, info) }
-    }
-
-    /// Whether it needs NVIDIA's library.
-    fn needs_library(&self) -> bool {
-        false
-    }
-
-    /// How its calls are made when they are measured.
-    fn launches(&self) -> Launches {
-        Launches::Recorded
-    }
-
-    /// Names of the kernels that fit the problem; empty if there is only one way.
-    ///
-    /// # Errors
-    /// If it cannot take the problem, or not on this kind of device: the reason.
-    fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error>;
+    fn fitting(&self, desc: &DualGemmDesc, groups: usize, info: &DeviceInfo) -> Result<Vec<String>, Error>;
 
     /// What the cost model expects of a kernel, µs, for rows in about `groups` groups, 1 if in one; none where it does not
     /// model it.
     fn estimate_us(&self, desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, kernel: &str)
     -> Option<f64>;
 
-    /// As [`kernels`](Self::kernels), those that take rows in about `groups` groups, each with weights of its own, at
-    /// once.
-    ///
-    /// # Errors
-    /// If it has none, or none for the problem: the reason.
-    fn grouped_kernels(
-        &self,
-        desc: &DualGemmDesc,
-        groups: usize,
-        info: &DeviceInfo,
-    ) -> Result<Vec<String>, Error> {
-        let _ = (desc, info);
-        let reason = format!("{groups} groups of rows; it takes one pair of weights a call");
-        Err(Error::Unsupported { strategy: self.name(), reason })
-    }
-
     /// Loads kernels and takes memory.
     ///
     /// # Errors
     /// If the machine lacks what the plan asks for, or memory.
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error>;
+
+    /// Its name on the command line.
+    fn name(&self) -> &'static str {
+        self.facts().name
+    }
+
+    /// What it does, in one line.
+    fn doc(&self) -> &'static str {
+        self.facts().doc
+    }
+
+    /// The order in which it reads weights of gate and up.
+    fn weight_form(&self) -> WeightForm {
+        self.facts().form
+    }
+
+    /// What it rounds on the way.
+    fn rounding(&self) -> Rounding {
+        self.facts().rounding
+    }
+
+    /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing, and weights in
+    /// one form serve all of them that a kind of card has: rows of codes with 128x4 scales are packed once where packed ones
+    /// are read. The others are there to be compared with: they run if they are named.
+    fn automatic(&self) -> bool {
+        self.facts().automatic
+    }
+
+    /// Whether it needs NVIDIA's library.
+    fn needs_library(&self) -> bool {
+        self.facts().needs_library
+    }
+
+    /// How its calls are made when they are measured.
+    fn launches(&self) -> Launches {
+        if self.needs_library() { Launches::Eager } else { Launches::Recorded }
+    }
+
+    /// What refuses a problem.
+    fn unsupported(&self, reason: String) -> Error {
+        Error::Unsupported { strategy: self.name(), reason }
+    }
+
+    /// Names of the kernels for a problem with rows in about `groups` groups, each with weights of its own, that one launch
+    /// takes; 1 if in one.
+    ///
+    /// # Errors
+    /// If it cannot take the problem, or not on this kind of device: the reason.
+    fn kernels(&self, desc: &DualGemmDesc, groups: usize, info: &DeviceInfo) -> Result<Vec<String>, Error> {
+        if desc.op == Operation::Linear && !self.facts().linear {
+            return Err(self.unsupported(format!("{}; it computes gate and up", desc.op)));
+        }
+        if groups > 1 && !self.facts().groups {
+            let reason = format!("{groups} groups of rows; it takes one pair of weights a call");
+            return Err(self.unsupported(reason));
+        }
+        if groups > 1 && desc.out.is_dynamic() {
+            let reason = "a dynamic scale of C would count rows of no group; use a static one";
+            return Err(self.unsupported(reason.into()));
+        }
+        self.fitting(desc, groups.max(1), info)
+    }
 }
 
 /// A strategy with its kernels loaded and its memory taken: calls allocate nothing, wait for nothing and can be
@@ -144,10 +149,7 @@ pub trait Strategy: Debug + Sync {
 /// Calls share scratch memory, so they must be ordered: all on one stream, or streams made to wait for each other.
 pub trait Prepared: Debug + Send + Sync {
     /// What must happen once for weights before calls with them are recorded. Does nothing the second time.
-    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        let _ = weights;
-        Ok(())
-    }
+    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error>;
 
     /// One call.
     ///
@@ -192,72 +194,29 @@ pub trait Prepared: Debug + Send + Sync {
 }
 
 pub(crate) fn one_group() -> Error {
-    let [grid, persistent, decode] =
-        [fused::Fused::GRID, fused::Fused::PERSISTENT, fused::Fused::DECODE].map(|s| s.name());
-    let others = [warpwise::Warpwise.name(), native::Native.name(), portable::Portable.name()];
-    let takers = [[grid, persistent, decode], others].concat();
+    let takers: Vec<&str> = STRATEGIES.iter().filter(|s| s.facts().groups).map(|s| s.name()).collect();
     Error::OneGroup { takers: takers.join(", ") }
 }
 
 /// Every strategy, in the order in which tables show them.
 pub const STRATEGIES: &[&dyn Strategy] = &[
-    &baseline::BASELINE,
-    &cached_scales::CACHED_SCALES,
-    &parallel_streams::PARALLEL_STREAMS,
-    &cuda_graph::CUDA_GRAPH,
-    &library_nvfp4::LibraryNvfp4,
-    &fused_epilogue::FusedEpilogue,
-    &fused::Fused::GRID,
-    &fused::Fused::PERSISTENT,
-    &fused::Fused::STREAM_K,
-    &fused::Fused::DECODE,
-    &fused::Fused::WAVES,
-    &warpwise::Warpwise,
-    &plain::Plain,
-    &portable::Portable,
-    &native::Native,
-    &fp8::Fp8,
+    &library::BASELINE,
+    &library::CACHED_SCALES,
+    &library::PARALLEL_STREAMS,
+    &library::CUDA_GRAPH,
+    &library::NVFP4,
+    &kernel::FUSED_EPILOGUE,
+    &kernel::FUSED,
+    &kernel::PERSISTENT,
+    &kernel::STREAM_K,
+    &kernel::DECODE,
+    &kernel::WAVES,
+    &kernel::WARPWISE,
+    &kernel::PLAIN,
+    &kernel::PORTABLE,
+    &kernel::NATIVE,
+    &kernel::FP8,
 ];
-
-/// Refuses what is not Hopper, for kernels of `sm_90a`.
-fn require_sm90a(strategy: &'static str, info: &DeviceInfo) -> Result<(), Error> {
-    if (info.arch.major, info.arch.minor) == (9, 0) {
-        return Ok(());
-    }
-    let reason = format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch);
-    Err(Error::Unsupported { strategy, reason })
-}
-
-/// The kernels of `menu` for a problem, if they can make its C; they do not round gate and up.
-///
-/// # Errors
-/// If the problem asks for something else.
-fn kernels_for_c<C>(
-    strategy: &'static str,
-    desc: &DualGemmDesc,
-    menu: impl IntoIterator<Item = C>,
-    name: impl Fn(&C, Out) -> Option<String>,
-) -> Result<Vec<String>, Error> {
-    let unsupported = |reason| Err(Error::Unsupported { strategy, reason });
-    if desc.epilogue.round_gate_up_to_bf16 {
-        return unsupported("it does not round gate and up to bf16".into());
-    }
-    let rows = launched::rows_of(desc);
-    if let Err(error) = rows.check(desc.n) {
-        return unsupported(error.to_string());
-    }
-    Ok(menu.into_iter().filter_map(|config| name(&config, rows.out)).collect())
-}
-
-/// The float type of C, if it is one.
-fn float_out(out: OutFormat) -> Option<FloatType> {
-    match out {
-        OutFormat::F32 => Some(FloatType::F32),
-        OutFormat::F16 => Some(FloatType::F16),
-        OutFormat::Bf16 => Some(FloatType::Bf16),
-        OutFormat::Nvfp4 { .. } => None,
-    }
-}
 
 /// The strategy of that name.
 pub fn strategy(name: &str) -> Result<&'static dyn Strategy, Error> {
@@ -303,5 +262,11 @@ mod tests {
         assert_eq!(STRATEGIES.iter().map(|s| s.name()).collect::<HashSet<_>>().len(), STRATEGIES.len());
         let message = strategy("fast").unwrap_err().to_string();
         assert!(message.starts_with("no strategy is called \"fast\"; there are baseline, "), "{message}");
+    }
+
+    #[test]
+    fn a_plan_for_one_pair_names_those_that_take_groups() {
+        let takers = "fused, persistent, decode, warpwise, portable, native";
+        assert!(one_group().to_string().contains(takers), "{}", one_group());
     }
 }

@@ -8,7 +8,7 @@ use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 
-use super::launched::Destination;
+use super::operands::Destination;
 use crate::{Buffer, Error, Gpu};
 
 /// The kernels after the product, with their memory.
@@ -37,20 +37,6 @@ impl Requantize {
             parts: Buffer::new(gpu, 4 * MAX_PARTS as usize)?,
             quantize: Quantize::new(gpu, FloatType::F32, Sink::Codes(scale_layout), true)?,
         }))
-    }
-
-    /// Refuses rows in groups.
-    ///
-    /// # Errors
-    /// If C has a dynamic scale.
-    pub(super) fn check_grouped(strategy: &'static str, desc: &DualGemmDesc) -> Result<(), Error> {
-        match desc.out {
-            OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => {
-                let reason = "a dynamic scale of C would count rows of no group; use a static one".into();
-                Err(Error::Unsupported { strategy, reason })
-            }
-            _ => Ok(()),
-        }
     }
 
     pub(super) fn product(&self) -> Destination {

@@ -56,6 +56,17 @@ impl Operands {
     }
 }
 
+/// The strategies that are asked for; none is whatever is known to be the fastest.
+fn strategies(asked: &[String]) -> Result<Vec<Option<&'static str>>, Error> {
+    match asked {
+        [one] if one == "all" => Ok(STRATEGIES.iter().map(|s| Some(s.name())).collect()),
+        names => names
+            .iter()
+            .map(|name| if name == "auto" { Ok(None) } else { strategy(name).map(|s| Some(s.name())) })
+            .collect(),
+    }
+}
+
 /// Measures, reports, writes.
 pub(super) fn run(
     args: &BenchArgs,
@@ -65,14 +76,8 @@ pub(super) fn run(
     output: &Output,
 ) -> anyhow::Result<Verdict> {
     let gpu = crate::gpu::open_timed(id, crate::gpu::PROCESSOR)?;
-    // Names are checked before anything takes time. No name: whatever is known to be the fastest.
-    let wanted: Vec<Option<&str>> = match args.strategy.as_slice() {
-        [one] if one == "all" => STRATEGIES.iter().map(|s| Some(s.name())).collect(),
-        names => names
-            .iter()
-            .map(|name| if name == "auto" { Ok(None) } else { strategy(name).map(|s| Some(s.name())) })
-            .collect::<Result<_, _>>()?,
-    };
+    // Names are checked before anything takes time.
+    let wanted = strategies(&args.strategy)?;
     let protocol = if args.smoke { Protocol::SMOKE } else { Protocol::default() };
     let limits = measure::limits(gpu, protocol)?;
     let roofline = Roofline { flops_per_s: limits.flops_per_s, bytes_per_s: limits.bytes_per_s };

@@ -1,14 +1,91 @@
 //! What a fused kernel computes, as a plain value: formats, activation, bias, where its problem sizes come from. What
-//! it computes it *with* is a [`Config`].
+//! it computes it *with* is a [`Config`](crate::fused::Config).
 
+use dualgemm_formats::{FloatType, ScaleLayout};
 use dualgemm_gemm::Program;
-use dualgemm_ptx::builder::HalfFormat;
+use dualgemm_ptx::builder::*;
 
-use super::config::Config;
-use super::pack::{CHUNK_K, chunk_features};
+use super::rows::PIECE;
 use crate::Error;
-use crate::parts::rows;
-pub use crate::parts::rows::Out;
+use crate::error::refused;
+
+/// Element format of C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Out {
+    /// Binary16, `[m, n]`.
+    F16,
+    /// bfloat16, `[m, n]`.
+    Bf16,
+    /// Binary32, `[m, n]`.
+    F32,
+    /// Codes `[m, n / 2]` and e4m3 block scales, with a static tensor scale, by Transformer Engine's rule.
+    Nvfp4 {
+        /// Order of the scale bytes. Padding is not written: zero it once.
+        scale_layout: ScaleLayout,
+    },
+}
+
+impl Out {
+    /// C of floats.
+    pub const fn float(ty: FloatType) -> Self {
+        match ty {
+            FloatType::F16 => Self::F16,
+            FloatType::Bf16 => Self::Bf16,
+            FloatType::F32 => Self::F32,
+        }
+    }
+
+    /// Features of C in 16 bytes, or in one block of nvfp4: what one thread copies at once.
+    pub(crate) const fn piece(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 => 8,
+            Self::F32 => 4,
+            Self::Nvfp4 { .. } => PIECE,
+        }
+    }
+
+    /// Bytes of an element in a staged tile.
+    pub(crate) const fn staged_bytes(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::Nvfp4 { .. } => 4,
+        }
+    }
+
+    /// Bytes that `features` take in a row of C.
+    pub const fn row_bytes(self, features: usize) -> usize {
+        match self {
+            Out::F16 | Out::Bf16 => features * 2,
+            Out::F32 => features * 4,
+            Out::Nvfp4 { .. } => features / 2,
+        }
+    }
+
+    /// What the address of C is a multiple of: what the widest store takes, where rows are aligned or not.
+    pub(super) const fn step(self, aligned: bool) -> u64 {
+        match self {
+            Out::Nvfp4 { .. } => 8,
+            _ if aligned => 16,
+            Out::F16 | Out::Bf16 => 2,
+            Out::F32 => 4,
+        }
+    }
+
+    /// Stores one element, rounded to nearest, where `inside` holds. Nvfp4 is never stored so: its blocks are whole.
+    pub(crate) fn store(self, k: &mut Kernel, inside: Reg<Pred>, to: Addr<Global>, value: Reg<F32>) {
+        match self {
+            Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
+            Out::F16 => {
+                let half = k.f32_to_f16(value);
+                k.when(inside).st(to, half);
+            }
+            Out::Bf16 => {
+                let half = k.f32_to_bf16(value);
+                k.when(inside).st(to, half);
+            }
+        }
+    }
+}
 
 /// How tiles are handed to CTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,7 +117,7 @@ pub enum Products {
 impl Products {
     /// Features whose sums a thread has for the same tokens: rows g and g + 8 of a slab are gate and up of one feature,
     /// or two features of one matrix.
-    pub(super) fn features_per_thread(self) -> u32 {
+    pub(crate) fn features_per_thread(self) -> u32 {
         match self {
             Self::Both => 1,
             Self::Gate | Self::Up | Self::Linear => 2,
@@ -48,18 +125,20 @@ impl Products {
     }
 
     /// Whether another launch leaves or reads sums.
-    pub(super) fn apart(self) -> bool {
+    pub(crate) fn apart(self) -> bool {
         matches!(self, Self::Gate | Self::Up)
     }
 }
 
-/// What the kernel computes.
+/// What a kernel computes. Which of these a kernel has, [`Fused::new`](crate::fused::Fused::new) says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Variant {
     /// The products of this launch.
     pub products: Products,
-    /// Type of A and of the multiplication: weights are widened to it, exactly.
+    /// Type of A and of the multiplication where weights are widened to it, exactly.
     pub compute: HalfFormat,
+    /// A is nvfp4 with block scales in this order, which the kernel for few tokens expands to f16 itself.
+    pub codes: Option<ScaleLayout>,
     /// Format of C.
     pub out: Out,
     /// The activation.
@@ -87,6 +166,7 @@ impl Variant {
         Self {
             products: Products::Both,
             compute: HalfFormat::F16,
+            codes: None,
             out: Out::F16,
             program,
             bias: false,
@@ -104,7 +184,7 @@ impl Variant {
     #[must_use]
     pub fn for_weights(self, n: usize, k: usize) -> Self {
         let aligned = n.is_multiple_of(self.out.piece() as usize);
-        Self { aligned, whole_blocks: k.is_multiple_of(CHUNK_K), ..self }
+        Self { aligned, whole_blocks: k.is_multiple_of(64), ..self }
     }
 
     /// The launch before one of [`Products::Up`]: its sums are stored as they are, whatever becomes of them.
@@ -114,35 +194,26 @@ impl Variant {
         Self { products, bias: false, a_scale: false, round_gate_up_to_bf16: false, ..self.clone() }
     }
 
-    /// What is made of the sums.
-    pub(super) fn rows(&self) -> rows::Variant {
-        let Self { out, ref program, bias, a_scale, grouped, aligned, .. } = *self;
-        rows::Variant { out, bias, a_scale, grouped, aligned, ..rows::Variant::new(program.clone()) }
-    }
-
-    pub(super) fn features(&self, config: &Config) -> u32 {
-        config.features() * self.products.features_per_thread()
+    /// Whether it is a linear layer.
+    pub(crate) fn is_linear(&self) -> bool {
+        self.products == Products::Linear
     }
 
     /// Features of a chunk of the pack.
-    pub(super) fn chunk_features(&self) -> u32 {
-        chunk_features(self.products != Products::Both)
+    pub(crate) fn chunk_features(&self) -> u32 {
+        crate::sm90a::pack::chunk_features(self.products != Products::Both)
     }
 
-    /// Checks what does not go together.
-    pub fn check(&self, config: &Config) -> Result<(), Error> {
-        let rule = |rule| Err(Error::Combination { kernel: "sm90a fused", rule });
-        if self.grouped && self.scheduler == Scheduler::StreamK {
-            return rule("grouped problems run on the grid or persistent scheduler");
-        }
-        if self.products.apart() && (self.grouped || self.scheduler != Scheduler::Grid) {
-            return rule("gate and up apart are products of one problem on the grid scheduler");
-        }
-        if (self.grouped || self.scheduler != Scheduler::Grid) && config.k_split > 1 {
-            return rule("two CTAs split K of one problem on the grid scheduler");
-        }
-        if matches!(self.out, Out::Nvfp4 { .. }) && !self.aligned {
-            return rule("nvfp4 output takes whole blocks: N is a multiple of 16");
+    /// Refuses nvfp4 output of features that are not whole blocks, and rows that are not aligned as promised.
+    pub fn check(&self, n: usize) -> Result<(), Error> {
+        let piece = self.out.piece();
+        let (tensor, expected) = match self.out {
+            Out::Nvfp4 { .. } => ("an nvfp4 C", "a multiple of 16, whole blocks".into()),
+            _ if self.aligned => ("C", format!("a multiple of {piece}, which the kernel was made for")),
+            _ => return Ok(()),
+        };
+        if !n.is_multiple_of(piece as usize) {
+            return refused(tensor, format!("N = {n}"), expected);
         }
         Ok(())
     }

@@ -1,16 +1,16 @@
 //! Problems whose sums no rounding touches: C to the bit.
 
 use dualgemm_formats::scalar::e4m3;
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AOperand, Activation, Epilogue, GateUp, reference};
+use dualgemm_kernels::fused::Config;
 use dualgemm_kernels::parts::format::Formats;
-use dualgemm_kernels::parts::rows::Variant;
 use dualgemm_kernels::sm100a::config::{Config as Sm100, Side};
 use dualgemm_kernels::sm120a::config::Config as Sm120;
 use dualgemm_ptx::builder::HalfFormat;
-use half::{bf16, f16};
 
-use crate::common::{Config, FEATURES, TOKENS, WIDE, f32_out, floats, run};
+use crate::blackwell::{FEATURES, TOKENS, WIDE};
+use crate::problem::{float, gpu, run};
 
 /// A matrix whose codes and scale bytes these functions of row and column, or block, give.
 fn matrix(
@@ -37,8 +37,8 @@ fn mixed(seed: usize) -> impl Fn(usize, usize) -> u8 {
 
 /// C of gate times up, which rounds the exact product once, as the reference's conversion to f32 does.
 fn check_exact(config: Config, a: &AOperand<'_>, weights: &GateUp<'_>) {
-    let variant = Variant { program: Activation::Identity.program(), ..f32_out() };
-    let got = floats(&run(config, &variant, a, weights));
+    let variant = float(Activation::Identity);
+    let got = run(&*gpu(&config), (config, &variant), a, std::slice::from_ref(weights), (&[], 1)).values;
     let epilogue = Epilogue { activation: Activation::Identity, ..Epilogue::default() };
     let want = reference(&epilogue, a, 0..a.rows(), weights);
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
@@ -59,8 +59,8 @@ fn mxfp4_scales_of_every_exponent_exact() {
     });
     let weights = GateUp::new(gate, up);
     let [sm120, ..] = Sm120::menu(format);
-    check_exact(Config::Sm120(sm120), &a, &weights);
-    check_exact(Config::Sm100(Sm100 { formats: Formats::MXFP4, ..FEATURES }), &a, &weights);
+    check_exact(Config::Sm120a(sm120), &a, &weights);
+    check_exact(Config::Sm100a(Sm100 { formats: Formats::MXFP4, ..FEATURES }), &a, &weights);
 }
 
 /// The same with nvfp4's powers of two, in tiles of tokens too.
@@ -81,14 +81,14 @@ fn scales_of_powers_of_two_exact() {
             .map(|(name, seed)| matrix(name, format, (n, k), mixed(seed), |_, b| scale(-1, b)));
         let weights = GateUp::new(gate, up);
         let formats = Formats::Scaled(format);
-        check_exact(Config::Sm100(Sm100 { formats, ..TOKENS }), &a, &weights);
+        check_exact(Config::Sm100a(Sm100 { formats, ..TOKENS }), &a, &weights);
         let pairs = Sm100 { formats, cta_group: 2, ..TOKENS };
-        check_exact(Config::Sm100(pairs), &a, &weights);
-        check_exact(Config::Sm100(Sm100 { split_k: 2, accumulators: 1, ..pairs }), &a, &weights);
-        check_exact(Config::Sm100(Sm100 { n: 48, ..pairs }), &a, &weights);
-        check_exact(Config::Sm100(Sm100 { side: Side::HalfAtoms, ..pairs }), &a, &weights);
+        check_exact(Config::Sm100a(pairs), &a, &weights);
+        check_exact(Config::Sm100a(Sm100 { split_k: 2, accumulators: 1, ..pairs }), &a, &weights);
+        check_exact(Config::Sm100a(Sm100 { n: 48, ..pairs }), &a, &weights);
+        check_exact(Config::Sm100a(Sm100 { side: Side::HalfAtoms, ..pairs }), &a, &weights);
         let [.., sm120] = Sm120::menu(format);
-        check_exact(Config::Sm120(sm120), &a, &weights);
+        check_exact(Config::Sm120a(sm120), &a, &weights);
     }
 }
 
@@ -97,17 +97,9 @@ fn halves(
     (rows, k): (usize, usize),
     value: impl Fn(usize, usize) -> f32,
 ) -> AOperand<'static> {
+    let ty = if format == HalfFormat::Bf16 { FloatType::Bf16 } else { FloatType::F16 };
     let values = (0..rows).flat_map(|r| (0..k).map(move |c| (r, c))).map(|(r, c)| value(r, c));
-    AOperand::Float(match format {
-        HalfFormat::F16 => {
-            let values: Vec<f16> = values.map(f16::from_f32).collect();
-            FloatMatrix::F16(Matrix::new("A", rows, k, values).unwrap())
-        }
-        HalfFormat::Bf16 => {
-            let values: Vec<bf16> = values.map(bf16::from_f32).collect();
-            FloatMatrix::Bf16(Matrix::new("A", rows, k, values).unwrap())
-        }
-    })
+    AOperand::Float(FloatMatrix::rounded("A", ty, rows, k, values).unwrap())
 }
 
 /// Every code with every scale: token t picks column t, feature n has scale byte n.
@@ -120,7 +112,7 @@ fn wide_every_code_and_every_scale_exact() {
     for half in [HalfFormat::F16, HalfFormat::Bf16] {
         // A's ones move along with the token through all four blocks.
         let a = halves(half, (m, k), |t, column| if column == t + 16 * (t % 4) { 1.0 } else { 0.0 });
-        let config = Config::Sm100(Sm100 { formats: Formats::Wide(half), ..WIDE });
+        let config = Config::Sm100a(Sm100 { formats: Formats::Wide(half), ..WIDE });
         check_exact(config, &a, &GateUp::new(all("gate"), one("up")));
         check_exact(config, &a, &GateUp::new(one("gate"), all("up")));
     }
@@ -139,7 +131,7 @@ fn wide_integers_exact() {
         let value = mixed(1);
         let a = halves(half, (m, k), |r, c| f32::from(value(r, c)) - 8.0);
         for config in [Sm100 { stages: 3, ..WIDE }, Sm100 { n: 48, split_k: 2, ..WIDE }] {
-            check_exact(Config::Sm100(Sm100 { formats: Formats::Wide(half), ..config }), &a, &weights);
+            check_exact(Config::Sm100a(Sm100 { formats: Formats::Wide(half), ..config }), &a, &weights);
         }
     }
 }

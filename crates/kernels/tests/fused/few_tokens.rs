@@ -1,0 +1,168 @@
+//! The fused kernel for few tokens.
+
+use dualgemm_device::DevicePtr;
+use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_gemm::Activation;
+use dualgemm_kernels::fused::{self, Fused, FusedArgs, Weights};
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
+use dualgemm_kernels::operands::Operands;
+use dualgemm_kernels::parts::format::Format;
+use dualgemm_kernels::parts::groups::{GroupArgs, Groups};
+use dualgemm_kernels::parts::operand::Operand;
+use dualgemm_kernels::parts::rows::Output;
+use dualgemm_kernels::parts::variant::{Out, Variant};
+use dualgemm_kernels::warpwise::config::Config;
+use dualgemm_ptx::builder::HalfFormat;
+
+use crate::problem::{self, Shape, check_on, float, gpu, linear, operands};
+
+fn check(config: Config, variant: &Variant, shape: Shape) {
+    problem::check(fused::Config::Warpwise(config), variant, shape);
+}
+
+fn check_groups(config: Config, variant: &Variant, sizes: &[u32], weights: (usize, usize)) {
+    problem::check_groups(fused::Config::Warpwise(config), variant, sizes, weights);
+}
+
+fn silu(codes: Option<ScaleLayout>) -> Variant {
+    Variant { codes, ..Variant::new(Activation::Silu.program()) }
+}
+
+const CODES: Option<ScaleLayout> = Some(ScaleLayout::Linear);
+
+fn config(halves: u32, tokens: u32, k_groups: u32) -> Config {
+    Config { halves, tokens, k_groups, chunks: 2 }
+}
+
+#[test]
+fn every_tile_of_the_kernel_for_few_tokens_close() {
+    // Half a chunk, whole ones, and both.
+    let sizes = Config::menu().filter(|config| [1, 2, 3, 7].contains(&config.halves));
+    for (i, config) in sizes.enumerate() {
+        let codes = if i % 2 == 0 || !config.expands_codes() { None } else { CODES };
+        // More than one CTA, the last one not full; a warp's ring goes round.
+        let n = config.halves as usize * 16 * 2 + 8;
+        let blocks = (config.k_groups * (config.chunks + 1) + 1).min(30) as usize;
+        check(config, &silu(codes), (config.tokens as usize, n, 64 * blocks));
+    }
+}
+
+/// An nvfp4 C is what the CPU path makes of the same kernel's f32 C, and every launch leaves the same bits.
+#[test]
+fn an_nvfp4_c_of_few_tokens_is_its_f32_quantized_exact() {
+    let (config, out) =
+        (fused::Config::Warpwise(config(3, 4, 2)), Out::Nvfp4 { scale_layout: ScaleLayout::Linear });
+    check_on(&*gpu(&config), config, &Variant { out, ..silu(None) }, &[3], (80, 448), 2);
+}
+
+#[test]
+fn tails_and_types_of_the_kernel_for_few_tokens_close() {
+    let more = Variant { bias: true, a_scale: true, ..float(Activation::GeluTanh) };
+    for (i, layout) in ScaleLayout::ALL.into_iter().enumerate() {
+        let config = Config { halves: 4 - 2 * (i as u32 % 2), tokens: 2 << i, k_groups: 2, chunks: 3 };
+        check(config, &Variant { codes: Some(layout), ..more.clone() }, (21, 37, 208));
+        check(config, &more, (3, 37, 80));
+        let bf16 = Variant { compute: HalfFormat::Bf16, out: Out::Bf16, ..more.clone() };
+        check(Config { halves: 3, ..config }, &bf16, (7, 100, 144));
+    }
+    // Fewer blocks than warps.
+    let config = Config { halves: 1, tokens: 1, k_groups: 16, chunks: 3 };
+    let oai = Variant { bias: true, a_scale: true, ..Variant::new(Activation::SWIGLU_OAI.program()) };
+    check(config, &oai, (2, 40, 16));
+}
+
+#[test]
+fn linear_layers_of_few_tokens_close() {
+    check(config(1, 2, 3), &linear(true), (2, 72, 448));
+    check(config(3, 4, 2), &linear(false), (3, 104, 336));
+    check(config(2, 8, 2), &linear(false), (11, 56, 208));
+    check(config(4, 16, 2), &linear(false), (16, 132, 320));
+}
+
+#[test]
+fn rows_in_groups_of_few_tokens_close() {
+    for of_linear in [false, true] {
+        let variant =
+            |bias| if of_linear { linear(bias) } else { Variant { bias, ..float(Activation::Silu) } };
+        // Groups without rows at the start, within and at the end; more rows than a tile; more groups than a warp looks at
+        // at once.
+        check_groups(config(2, 2, 2), &variant(true), &[0, 3, 0, 0, 1, 2, 0], (40, 208));
+        check_groups(config(3, 8, 2), &variant(false), &[9, 1], (72, 320));
+    }
+    let mut many = vec![0; 300];
+    (many[7], many[255], many[256], many[299]) = (1, 2, 1, 3);
+    check_groups(config(1, 2, 1), &linear(false), &many, (8, 16));
+}
+
+/// More CTAs than a card has multiprocessors: warps ask for all their chunks ahead of A.
+#[test]
+fn ctas_that_share_multiprocessors_close() {
+    for (tokens, codes) in [(2, None), (2, CODES), (16, None)] {
+        check(config(1, tokens, 2), &silu(codes), (tokens as usize, 133 * 16 + 8, 400));
+    }
+}
+
+/// The second of two products may read the table of rows before the first has ended, which has waited for it; the first may not.
+#[test]
+fn settled_rows_are_read_early_exact() {
+    let (n, k, sizes) = (64, 64, Sizes { tokens: 2, top_k: 2, experts: 3 });
+    let config = fused::Config::Warpwise(config(2, 2, 1));
+    let variant = Variant { grouped: true, out: Out::F16, ..linear(false) }.for_weights(n, k);
+    let run = |settled: &[bool]| {
+        let gpu = &*gpu(&config);
+        let kernel = Fused::new(gpu, config, &variant).unwrap();
+        let upload = |bytes: &[u8]| {
+            let ptr = gpu.alloc(bytes.len()).unwrap();
+            gpu.copy_to(ptr, bytes).map(|()| ptr).unwrap()
+        };
+        let words = |words: usize| upload(&vec![0xA5; 4 * words]);
+        let lists = Lists { rows: words(4), row_of: words(4), choice_of: words(4) };
+        let ids = upload(&[2i32, 0, 2, 1].map(i32::to_le_bytes).concat());
+        let (a, weights) = operands(&config, &variant, 3, (2, n, k));
+        let there = Operands::upload(&kernel, &a, &weights, &[0, 0, 0, 0]).unwrap();
+        let between: Vec<DevicePtr> = (0..=settled.len()).map(|_| words(4 * n / 2)).collect();
+        let mixture = Mixture::new(gpu, FloatType::F32).unwrap();
+        let a = (there.args.a.codes, there.args.a.pitch, k);
+        let mut specs = mixture.by_expert(&sizes, ids, a, &lists, between[0]).unwrap();
+        let of = Groups { count: 3, rows: lists.rows };
+        let groups = there.args.groups.map(|groups| GroupArgs { of, ..groups });
+        for (ends, &settled) in between.windows(2).zip(settled) {
+            let a = Operand::new(Format::Half(HalfFormat::F16), (4, k), ends[0], DevicePtr::NULL);
+            let args = FusedArgs::new((4, n, k), a, there.args.weights, Output::new(ends[1], [1.0; 2]));
+            specs.push(kernel.spec(&FusedArgs { groups, settled, ..args }).unwrap());
+        }
+        // SAFETY: the operands were allocated here, as large as the launches say.
+        let launched = specs.into_iter().try_for_each(|spec| unsafe { gpu.launch(&spec.programmatic(true)) });
+        let mut found = vec![0; 4 * n * 2];
+        launched
+            .and_then(|()| gpu.copy_from(&mut found, between[settled.len()]))
+            .map_err(|e| e.to_string())?;
+        Ok::<_, String>(found)
+    };
+    assert_eq!(run(&[false, true]).unwrap(), run(&[false, false]).unwrap());
+    let early = run(&[true]).unwrap_err();
+    assert!(early.contains("is not ordered with a write by an earlier launch of `sort`"), "{early}");
+}
+
+/// Two CTAs of a kernel fit on a multiprocessor, unless each can have one to itself: then they must not lie in pairs.
+#[test]
+fn ctas_that_can_be_alone_are() {
+    let (config, (m, k), there) = (fused::Config::Warpwise(config(2, 2, 16)), (1, 64), DevicePtr(1 << 20));
+    let gpu = &*gpu(&config);
+    let kernel = Fused::new(gpu, config, &silu(None)).unwrap();
+    for (ctas, alone) in [(132, true), (133, false)] {
+        let a = Operand::new(Format::Half(HalfFormat::F16), (m, k), there, there);
+        let output = Output::new(there, [1.0; 2]);
+        let args = FusedArgs::new((m, 32 * ctas, k), a, Weights::Pack(there), output);
+        let spec = kernel.spec(&args).unwrap();
+        assert_eq!(spec.grid, [ctas as u32, 1, 1]);
+        assert_eq!(2 * (spec.dynamic_shared + 1024) > gpu.info().shared_per_sm, alone, "{ctas} CTAs");
+    }
+}
+
+#[test]
+fn codes_of_more_tokens_than_are_expanded_are_refused() {
+    let config = fused::Config::Warpwise(config(2, 16, 2));
+    let message = Fused::new(&*gpu(&config), config, &silu(CODES)).unwrap_err().to_string();
+    assert!(message.contains("codes of A are expanded for up to four tokens"), "{message}");
+}

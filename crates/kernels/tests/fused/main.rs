@@ -1,0 +1,8 @@
+//! The fused kernels of every architecture in the simulator, all checkers on, against the f64 reference.
+
+mod blackwell;
+mod exact;
+mod few_tokens;
+mod hopper;
+mod others;
+mod problem;
