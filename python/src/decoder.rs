@@ -5,14 +5,14 @@ use std::sync::Mutex;
 use dualgemm::cpu::CpuOptions;
 use dualgemm::cpu::token::{LayerDesc, Norm, Token, TokenLayer};
 use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
-use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, MlpDesc, OutFormat, OutputMut, QuantizeA};
+use dualgemm::gemm::{AOperand, OutputMut, QuantizeA};
 use dualgemm::{AnyDesc, AnyPlan, AnyRunner, Error, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Dtype};
 use crate::destination::output;
-use crate::error::{Kind, facade};
+use crate::error::{Kind, facade, refuse};
 use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::packed::Packed;
@@ -22,15 +22,7 @@ use crate::runners::{self, Problem, Waiting};
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Shape {
     layer: LayerDesc,
-    linears: [DualGemmDesc; 4],
-    mlp: MlpDesc,
-}
-
-impl Shape {
-    fn products(&self) -> [AnyDesc; 5] {
-        let [q, k, v, o] = self.linears.map(AnyDesc::Product);
-        [q, k, v, o, AnyDesc::Mlp(self.mlp)]
-    }
+    products: [AnyDesc; 5],
 }
 
 /// What computes it.
@@ -51,7 +43,7 @@ impl Problem for Shape {
             let threads = if runners::is_small(&desc) { Some(1) } else { options.threads };
             AnyPlan::new(&desc, &Target::Cpu(CpuOptions { threads, ..options }))?.runner()
         };
-        let [q, k, v, o, mlp] = self.products();
+        let [q, k, v, o, mlp] = self.products;
         let products = [product(q)?, product(k)?, product(v)?, product(o)?, product(mlp)?];
         Ok(Runners { layer: TokenLayer::new(&self.layer, options)?, products })
     }
@@ -62,11 +54,11 @@ impl Problem for Shape {
     }
 
     fn bytes(&self) -> usize {
-        self.products().iter().map(Problem::bytes).sum()
+        self.products.iter().map(Problem::bytes).sum()
     }
 
     fn multiplications(&self) -> Option<usize> {
-        self.products().iter().map(Problem::multiplications).sum()
+        self.products.iter().map(Problem::multiplications).sum()
     }
 }
 
@@ -94,8 +86,9 @@ impl DecoderLayer {
         heads: usize,
         head_dim: usize,
     ) -> PyResult<Self> {
-        let [q, k, v, o] = linears.each_ref().map(|linear| linear.bind(py).as_super().get().shape);
-        let y = packed(&mlp, py).shape;
+        let [q, k, v, o] =
+            linears.each_ref().map(|linear| linear.bind(py).as_super().get().layer.shape.ends());
+        let y = packed(&mlp, py).layer.shape.ends();
         let (hidden, of_queries) = (q.1, heads * head_dim);
         let fits = head_dim > 0 && k.0.is_multiple_of(head_dim) && q.0 == of_queries;
         if !fits || [k, v, o, y] != [(k.0, hidden), (k.0, hidden), (hidden, of_queries), (hidden, hidden)] {
@@ -133,7 +126,7 @@ impl DecoderLayer {
         let written = [keys.extent(), values.extent(), out.extent()];
         for (i, one) in written.iter().enumerate() {
             if written[..i].iter().chain(&read).any(|other| one.start < other.end && other.start < one.end) {
-                return Err(Kind::Operand.raise("keys, values and out: share memory with another operand"));
+                refuse!(Operand, "keys, values and out: share memory with another operand");
             }
         }
         let room = keys.shape.len().checked_sub(2).map_or(0, |at| keys.shape[at]);
@@ -161,7 +154,7 @@ impl DecoderLayer {
             let Runners { layer, products } = runners;
             layer.run(token, |part, a: &AOperand<'_>, c: OutputMut<'_>| {
                 let at = part as usize;
-                products[at].run(a, &weights[at].weights, None, (c, false)).map(drop)
+                products[at].run(a, &weights[at].layer.weights, None, (c, false)).map(drop)
             })
         })
     }
@@ -209,7 +202,7 @@ pub fn attend_causal(
             .iter()
             .any(|read| read.extent().start < extent.end && extent.start < read.extent().end)
         {
-            return Err(Kind::Operand.raise("out: shares memory with another operand"));
+            refuse!(Operand, "out: shares memory with another operand");
         }
         let OutputMut::Bf16(to) = output("out", &mut out)? else { return Ok(false) };
         let threads = crate::pool::get_num_threads(py)?;
@@ -237,15 +230,11 @@ impl DecoderLayer {
     }
 
     fn shape(&self, py: Python<'_>, float: FloatType) -> Shape {
-        let (a, out) = match float {
-            FloatType::F32 => (AFormat::F32, OutFormat::F32),
-            FloatType::F16 => (AFormat::F16, OutFormat::F16),
-            FloatType::Bf16 => (AFormat::Bf16, OutFormat::Bf16),
-        };
-        let linears = self.linears.each_ref().map(|linear| linear.get().desc(1, a, out, QuantizeA::No));
-        let mlp = self.mlp.bind(py).as_super().get().facts.desc(1, a, out, [QuantizeA::No; 2]);
+        let call =
+            self.mlp.bind(py).as_super().get().facts.call(1, float.into(), float.into(), [QuantizeA::No; 2]);
+        let products = self.weights(py).map(|packed| packed.layer.shape.describe(&call));
         let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
-        Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, linears, mlp }
+        Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, products }
     }
 }
 
@@ -258,13 +247,9 @@ fn row<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
         }
         .map_err(facade)
     }
-    Ok(match array.dtype {
-        Dtype::F32 => FloatMatrix::F32(of(name, array)?),
-        Dtype::F16 => FloatMatrix::F16(of::<f16>(name, array)?),
-        Dtype::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array)?),
-        other => {
-            let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed");
-            return Err(Kind::Operand.raise(message));
-        }
+    Ok(match array.float_type(name)? {
+        FloatType::F32 => FloatMatrix::F32(of(name, array)?),
+        FloatType::F16 => FloatMatrix::F16(of::<f16>(name, array)?),
+        FloatType::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array)?),
     })
 }
