@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::array::{Array, Dtype};
-use crate::error::{Kind, facade};
+use crate::error::{facade, refuse};
 use crate::operand::{Quantized, Source};
 use crate::options::activation as activation_named;
 use crate::pool;
@@ -30,8 +30,7 @@ pub fn challenge_operands(
 ) -> PyResult<Vec<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>> {
     let bytes = (m as f64 + 2.0 * n as f64) * k as f64 * 9.0 / 16.0;
     if !machine::has_room(bytes) {
-        let message = format!("operands of {m}x{n}x{k} do not fit the memory; a smaller shape is needed");
-        return Err(Kind::Operand.raise(message));
+        refuse!(Operand, "operands of {m}x{n}x{k} do not fit the memory; a smaller shape is needed");
     }
     let codes = if full { CodeSet::Full } else { CodeSet::Masked };
     let case = pool::run(py, || generate(Shape::new(m, n, k), seed, codes))?.map_err(facade)?;
@@ -61,8 +60,7 @@ pub fn reference(
         .map_err(facade)?;
     let mut out = Array::on_cpu("out", out)?;
     if out.dtype != Dtype::F64 || out.shape != [m, n] {
-        let message = format!("out: {} {:?}; float64 {:?} is needed", out.dtype, out.shape, [m, n]);
-        return Err(Kind::Operand.raise(message));
+        refuse!(Operand, "out: {} {:?}; float64 {:?} is needed", out.dtype, out.shape, [m, n]);
     }
     out.as_mut_slice::<f64>("out")?.copy_from_slice(&c);
     Ok(())
@@ -73,8 +71,7 @@ pub fn reference(
 pub fn challenge_scales<'py>(py: Python<'py>, scales: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     let array = Array::on_cpu("scales", scales)?;
     let &[batch, rows, blocks] = array.shape.as_slice() else {
-        let message = format!("scales: shape {:?}; [batch, rows, blocks] is needed", array.shape);
-        return Err(Kind::Operand.raise(message));
+        refuse!(Operand, "scales: shape {:?}; [batch, rows, blocks] is needed", array.shape);
     };
     let view = GpuModeScales::new("scales", rows, blocks, batch).map_err(facade)?;
     let bytes = view.gather("scales", &array.gather::<u8>("scales")?, ScaleLayout::Linear).map_err(facade)?;

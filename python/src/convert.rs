@@ -2,15 +2,15 @@
 
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::quantize::quantize_with;
-use dualgemm::formats::{self, BlockFormat, GlobalScale, Producer, QuantizedMatrix, Search};
+use dualgemm::formats::{self, BlockFormat, FloatType, GlobalScale, Producer, QuantizedMatrix, Search};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use rayon::prelude::*;
 
-use crate::array::{Array, Dtype};
+use crate::array::Array;
 use crate::destination::bytes_mut;
-use crate::error::{Kind, facade};
+use crate::error::{Kind, facade, refuse};
 use crate::operand::{Quantized, floats, format, layout};
 use crate::options::LayerOptions;
 use crate::pool;
@@ -38,7 +38,7 @@ pub fn quantize(
         "plain" => Search::Plain,
         "mse" => Search::Mse,
         other => {
-            return Err(Kind::Argument.raise(format!("search `{other}` is unknown; valid are plain, mse")));
+            refuse!(Argument, "search `{other}` is unknown; valid are plain, mse");
         }
     };
     if format == BlockFormat::Mxfp4 && (global_scale.is_some() || search != Search::Plain) {
@@ -89,7 +89,7 @@ pub fn dequantize(py: Python<'_>, q: &Bound<'_, PyTuple>, out: &Bound<'_, PyAny>
     matrix.check_scales().map_err(facade)?;
     let own = Array::of("out", out)?.extent();
     if source.extents().iter().any(|range| own.start < range.end && range.start < own.end) {
-        return Err(Kind::Operand.raise("out: shares memory with q, which is read while out is written"));
+        refuse!(Operand, "out: shares memory with q, which is read while out is written");
     }
     decode(py, &matrix, out)
 }
@@ -116,16 +116,12 @@ pub fn decode(py: Python<'_>, matrix: &QuantizedMatrix<'_>, out: &Bound<'_, PyAn
     let mut to = Array::on_cpu("out", out)?;
     let (rows, k) = (matrix.rows(), matrix.k());
     if to.shape != [rows, k] {
-        return Err(Kind::Operand.raise(format!("out: shape {:?}; {:?} is needed", to.shape, [rows, k])));
+        refuse!(Operand, "out: shape {:?}; {:?} is needed", to.shape, [rows, k]);
     }
-    match to.dtype {
-        Dtype::F32 => rows_into(py, matrix, to.as_mut_slice::<f32>("out")?, |x| x as f32),
-        Dtype::F16 => rows_into(py, matrix, to.as_mut_slice("out")?, f16::from_f64),
-        Dtype::Bf16 => rows_into(py, matrix, to.as_mut_slice("out")?, bf16::from_f64),
-        other => {
-            let message = format!("out: is {other}; float32, float16 or bfloat16 is needed");
-            Err(Kind::Operand.raise(message))
-        }
+    match to.float_type("out")? {
+        FloatType::F32 => rows_into(py, matrix, to.as_mut_slice::<f32>("out")?, |x| x as f32),
+        FloatType::F16 => rows_into(py, matrix, to.as_mut_slice("out")?, f16::from_f64),
+        FloatType::Bf16 => rows_into(py, matrix, to.as_mut_slice("out")?, bf16::from_f64),
     }
 }
 

@@ -5,14 +5,14 @@ use std::sync::Mutex;
 use dualgemm::cpu::token::{LayerDesc, Norm, Token, TokenLayer};
 use dualgemm::cpu::{self, CpuOptions};
 use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
-use dualgemm::gemm::{AFormat, AOperand, OutFormat, OutputMut, QuantizeA};
-use dualgemm::{AnyDesc, AnyRunner, Error, Target};
+use dualgemm::gemm::{AOperand, OutputMut, QuantizeA};
+use dualgemm::{AnyDesc, AnyPlan, AnyRunner, Error, LayerCall, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Dtype};
 use crate::destination::output;
-use crate::error::{Kind, facade};
+use crate::error::{Kind, facade, refuse};
 use crate::float_linear::{self, FloatLinear};
 use crate::linear::Linear;
 use crate::mlp::Mlp;
@@ -36,7 +36,9 @@ impl Desc {
             Target::Cpu(CpuOptions { threads, ..options })
         };
         Ok(match self {
-            Self::Packed(desc) => Runner::Packed(desc.runner(&target(runners::is_small(desc)))?),
+            Self::Packed(desc) => {
+                Runner::Packed(AnyPlan::new(desc, &target(runners::is_small(desc)))?.runner()?)
+            }
             Self::Floats(shape) => Runner::Floats(shape.runner(&target(runners::is_small(shape)))?),
         })
     }
@@ -71,7 +73,7 @@ impl Runner {
     fn run(&mut self, a: &AOperand<'_>, by: &Operand<'_>, c: OutputMut<'_>) -> Result<(), Error> {
         match (self, by, a) {
             (Self::Packed(runner), Operand::Packed(w), a) => {
-                runner.run(a, &w.weights, None, (c, false)).map(drop)
+                runner.run(a, &w.layer.weights, None, (c, false)).map(drop)
             }
             (Self::Floats(runner), Operand::Floats(w, bias), AOperand::Float(a)) => {
                 Ok(runner.run(a, w, *bias, c)?)
@@ -163,16 +165,14 @@ pub enum Weights {
 impl Weights {
     fn shape(&self, py: Python<'_>) -> (usize, usize) {
         match self {
-            Self::Packed(linear) => linear.bind(py).as_super().get().shape,
+            Self::Packed(linear) => linear.bind(py).as_super().get().layer.shape.ends(),
             Self::Floats(linear) => linear.get().shape,
         }
     }
 
-    fn desc(&self, a: AFormat, out: OutFormat) -> Desc {
+    fn desc(&self, py: Python<'_>, call: &LayerCall) -> Desc {
         match self {
-            Self::Packed(linear) => {
-                Desc::Packed(AnyDesc::Product(linear.get().desc(1, a, out, QuantizeA::No)))
-            }
+            Self::Packed(linear) => Desc::Packed(linear.bind(py).as_super().get().layer.shape.describe(call)),
             Self::Floats(linear) => Desc::Floats(linear.get().of_rows(1)),
         }
     }
@@ -204,7 +204,7 @@ impl DecoderLayer {
     ) -> PyResult<Self> {
         let [q, k, v, o] = linears.each_ref().map(|linear| linear.shape(py));
         let (hidden, of_queries) = (q.1, heads * head_dim);
-        let y = mlp.as_ref().map_or((hidden, hidden), |mlp| packed(mlp, py).shape);
+        let y = mlp.as_ref().map_or((hidden, hidden), |mlp| packed(mlp, py).layer.shape.ends());
         let fits = head_dim > 0 && k.0.is_multiple_of(head_dim) && q.0 == of_queries;
         if !fits || [k, v, o, y] != [(k.0, hidden), (k.0, hidden), (hidden, of_queries), (hidden, hidden)] {
             return Err(Kind::Operand.raise(format!(
@@ -244,9 +244,7 @@ impl DecoderLayer {
         let written: Vec<_> = [&keys, &values, &out].into_iter().chain(&normed).map(Array::extent).collect();
         for (i, one) in written.iter().enumerate() {
             if written[..i].iter().chain(&read).any(|other| one.start < other.end && other.start < one.end) {
-                return Err(
-                    Kind::Operand.raise("keys, values, out and normed: share memory with another operand")
-                );
+                refuse!(Operand, "keys, values, out and normed: share memory with another operand");
             }
         }
         let room = keys.shape.len().checked_sub(2).map_or(0, |at| keys.shape[at]);
@@ -344,7 +342,7 @@ pub fn attend_causal(
             .iter()
             .any(|read| read.extent().start < extent.end && extent.start < read.extent().end)
         {
-            return Err(Kind::Operand.raise("out: shares memory with another operand"));
+            refuse!(Operand, "out: shares memory with another operand");
         }
         let OutputMut::Bf16(to) = output("out", &mut out)? else { return Ok(false) };
         let threads = crate::pool::get_num_threads(py)?;
@@ -366,15 +364,12 @@ fn packed<'a>(mlp: &'a Py<Mlp>, py: Python<'a>) -> &'a Packed {
 
 impl DecoderLayer {
     fn shape(&self, py: Python<'_>, float: FloatType) -> Shape {
-        let (a, out) = match float {
-            FloatType::F32 => (AFormat::F32, OutFormat::F32),
-            FloatType::F16 => (AFormat::F16, OutFormat::F16),
-            FloatType::Bf16 => (AFormat::Bf16, OutFormat::Bf16),
-        };
-        let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.desc(a, out)));
+        let call = LayerCall::new(1, float.into(), float.into());
+        let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.desc(py, &call)));
         let mlp = self.mlp.as_ref().map(|mlp| {
-            let facts = &mlp.bind(py).as_super().get().facts;
-            Desc::Packed(AnyDesc::Mlp(facts.desc(1, a, out, [QuantizeA::No; 2])))
+            let call =
+                mlp.bind(py).as_super().get().facts.call(1, float.into(), float.into(), [QuantizeA::No; 2]);
+            Desc::Packed(packed(mlp, py).layer.shape.describe(&call))
         });
         let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
         Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, products: [q, k, v, o, mlp] }
@@ -390,13 +385,9 @@ fn row<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
         }
         .map_err(facade)
     }
-    Ok(match array.dtype {
-        Dtype::F32 => FloatMatrix::F32(of(name, array)?),
-        Dtype::F16 => FloatMatrix::F16(of::<f16>(name, array)?),
-        Dtype::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array)?),
-        other => {
-            let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed");
-            return Err(Kind::Operand.raise(message));
-        }
+    Ok(match array.float_type(name)? {
+        FloatType::F32 => FloatMatrix::F32(of(name, array)?),
+        FloatType::F16 => FloatMatrix::F16(of::<f16>(name, array)?),
+        FloatType::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array)?),
     })
 }

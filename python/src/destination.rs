@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use dualgemm::formats::ScaleLayout;
+use dualgemm::formats::{FloatType, ScaleLayout};
 use dualgemm::gemm::{OutFormat, OutScale, OutputMut};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::array::{Array, Dtype};
-use crate::error::Kind;
+use crate::array::Array;
+use crate::error::{Kind, refuse};
 use crate::operand::{Source, layout};
 
 /// Where C goes.
@@ -61,17 +61,16 @@ impl<'py> Destination<'py> {
             Self::Nvfp4 { codes, .. } => (codes, vec![rows, n / 2]),
         };
         if shape.0.shape != shape.1 {
-            let message = format!("out: shape {:?}; {:?} is needed", shape.0.shape, shape.1);
-            return Err(Kind::Operand.raise(message));
+            refuse!(Operand, "out: shape {:?}; {:?} is needed", shape.0.shape, shape.1);
         }
         for array in self.arrays() {
             if array.place != source.place() {
                 let (out, a) = (array.place, source.place());
-                return Err(Kind::Operand.raise(format!("out: is on {out}; a is on {a}")));
+                refuse!(Operand, "out: is on {out}; a is on {a}");
             }
         }
         if self.overlaps(&source.extents()) {
-            return Err(Kind::Operand.raise("out: shares memory with a; C cannot be computed in place"));
+            refuse!(Operand, "out: shares memory with a; C cannot be computed in place");
         }
         Ok(())
     }
@@ -85,11 +84,8 @@ impl<'py> Destination<'py> {
     /// The format of C.
     pub fn format(&self) -> OutFormat {
         match self {
-            Self::Float(array) => match array.dtype {
-                Dtype::F16 => OutFormat::F16,
-                Dtype::Bf16 => OutFormat::Bf16,
-                _ => OutFormat::F32,
-            },
+            // Another type is refused where C is taken.
+            Self::Float(array) => array.dtype.float_type().map_or(OutFormat::F32, Into::into),
             Self::Nvfp4 { layout, scale, .. } => {
                 OutFormat::Nvfp4 { scale_layout: *layout, global_scale: *scale }
             }
@@ -110,14 +106,10 @@ impl<'py> Destination<'py> {
 
 /// An array of floats that can be written.
 pub fn output<'a>(name: &str, array: &'a mut Array<'_>) -> PyResult<OutputMut<'a>> {
-    Ok(match array.dtype {
-        Dtype::F32 => OutputMut::F32(array.as_mut_slice(name)?),
-        Dtype::F16 => OutputMut::F16(array.as_mut_slice(name)?),
-        Dtype::Bf16 => OutputMut::Bf16(array.as_mut_slice(name)?),
-        other => {
-            let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed");
-            return Err(Kind::Operand.raise(message));
-        }
+    Ok(match array.float_type(name)? {
+        FloatType::F32 => OutputMut::F32(array.as_mut_slice(name)?),
+        FloatType::F16 => OutputMut::F16(array.as_mut_slice(name)?),
+        FloatType::Bf16 => OutputMut::Bf16(array.as_mut_slice(name)?),
     })
 }
 

@@ -4,16 +4,16 @@ use dualgemm::device::{DevicePtr, Stream};
 use dualgemm::formats::{BlockFormat, ScaleLayout};
 use dualgemm::gemm::{AFormat, Activation, OutFormat};
 use dualgemm::{
-    AnyDesc, AnyWeights, DeviceA, DeviceC, DeviceCall, DeviceGateUp, DeviceRouting, DualGemm, GpuId, Target,
+    AnyDesc, AnyWeights, DeviceA, DeviceC, DeviceCall, DeviceGateUp, DeviceRouting, DualGemm, GpuId,
+    LayerShape, PackedLayer, Target,
 };
 use pyo3::prelude::*;
 
 use crate::array::{Array, Dtype, Place};
 use crate::destination::Destination;
-use crate::error::{Kind, facade};
+use crate::error::{Kind, facade, refuse};
 use crate::facts::Facts;
 use crate::operand::{Quantized, Source};
-use crate::options::device_name;
 use crate::packed::{Call, Choices, Packed};
 use crate::weights::Weights;
 
@@ -28,30 +28,23 @@ pub fn run(
     call: &Call<'_, '_>,
     describe: &(impl Fn(usize, AFormat, OutFormat) -> AnyDesc + Sync),
 ) -> PyResult<()> {
-    let (source, place, own) = (call.source, call.source.place(), &packed.target);
+    let (source, place, own) = (call.source, call.source.place(), &packed.layer.target);
     if !is_on(own, place) {
-        let own = device_name(own);
         return Err(Kind::Operand.raise(format!(
             "a: is on {place} and the weights are on {own}; make them with device=\"cuda:N\" or move a"
         )));
     }
     let (a, format, m, k, layout) = on_device(source)?;
-    let (n, own_k) = packed.shape;
+    let (n, own_k) = packed.layer.shape.ends();
     if k != own_k {
-        return Err(Kind::Operand.raise(format!("a: is [{m}, {k}]; [..., {own_k}] is needed")));
+        refuse!(Operand, "a: is [{m}, {k}]; [..., {own_k}] is needed");
     }
     call.out.check(source, m, n)?;
     if call.out.arrays().iter().any(|array| !array.is_dense() || !array.writable) {
-        return Err(Kind::Operand.raise("out: is not contiguous row by row, or read-only"));
+        refuse!(Operand, "out: is not contiguous row by row, or read-only");
     }
     let c = match &*call.out {
-        Destination::Float(array) => match array.dtype {
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => DeviceC::Float(pointer(array)),
-            other => {
-                let message = format!("out: is {other}; float32, float16 or bfloat16 is needed");
-                return Err(Kind::Operand.raise(message));
-            }
-        },
+        Destination::Float(array) => array.float_type("out").map(|_| DeviceC::Float(pointer(array)))?,
         Destination::Nvfp4 { codes, scales, scale_out, .. } => DeviceC::Nvfp4 {
             codes: pointer(codes),
             scales: pointer(scales),
@@ -68,7 +61,7 @@ pub fn run(
         let calls = (&device_call, routing);
         // SAFETY: the arrays say what they are and live as long as their owner, who keeps them until the stream, which is the
         // library's own, has done the call.
-        unsafe { packed.launchers.run(describe, own, &packed.weights, calls, stream) }
+        unsafe { packed.launchers.run(describe, own, &packed.layer.weights, calls, stream) }
     })
     .map_err(facade)
 }
@@ -92,21 +85,18 @@ pub fn choices(
         let (rows, top_k) = array.matrix(name)?;
         if array.place != place || array.dtype != dtype || !array.is_dense() {
             let (found, at) = (array.dtype, array.place);
-            return Err(Kind::Operand
-                .raise(format!("{name}: is {found} on {at}; contiguous {dtype} on {place} is needed")));
+            refuse!(Operand, "{name}: is {found} on {at}; contiguous {dtype} on {place} is needed");
         }
         if rows != tokens || top_k == 0 {
             let found = &array.shape;
-            let message = format!("{name}: shape {found:?}; [{tokens}, experts per token] is needed");
-            return Err(Kind::Operand.raise(message));
+            refuse!(Operand, "{name}: shape {found:?}; [{tokens}, experts per token] is needed");
         }
         Ok((pointer(&array), top_k))
     };
     let (ids, top_k) = of("topk_ids", ids, Dtype::I32)?;
     let (weights, others) = of("topk_weights", weights, Dtype::F32)?;
     if others != top_k {
-        let message = format!("topk_weights: {others} for each token; {top_k}, as topk_ids has, are needed");
-        return Err(Kind::Operand.raise(message));
+        refuse!(Operand, "topk_weights: {others} for each token; {top_k}, as topk_ids has, are needed");
     }
     Ok((DeviceRouting { ids, weights, add }, top_k))
 }
@@ -139,7 +129,9 @@ impl Weights {
             global_scales: pair.global_scales.into(),
             input_scale,
         };
-        Self::make(py, (AnyWeights::Product(packed), target), facts, activation, None)
+        let shape = LayerShape::gate_up(pair.n, pair.k, pair.format);
+        let layer = PackedLayer { weights: AnyWeights::Product(packed), target, shape };
+        Self::make(py, layer, facts, activation, None)
     }
 }
 
@@ -149,11 +141,11 @@ pub fn device_pair<'a>(
     bias: [Option<&'a [f32]>; 2],
 ) -> PyResult<(DeviceGateUp<'a>, Target)> {
     let Place::Cuda(ordinal) = gate.place() else {
-        return Err(Kind::Operand.raise("gate: is not on a CUDA device"));
+        refuse!(Operand, "gate: is not on a CUDA device");
     };
     if up.place() != gate.place() {
         let (gate, up) = (gate.place(), up.place());
-        return Err(Kind::Operand.raise(format!("gate is on {gate} and up on {up}; one device is needed")));
+        refuse!(Operand, "gate is on {gate} and up on {up}; one device is needed");
     }
     let (g, u) = (gate.on_device("gate")?, up.on_device("up")?);
     if (g.format, g.rows, g.k, g.layout) != (u.format, u.rows, u.k, u.layout) {
@@ -182,30 +174,22 @@ fn on_device(source: &Source<'_>) -> PyResult<(DeviceA, AFormat, usize, usize, S
         Source::Quantized(quantized) => {
             let q = quantized.on_device("a")?;
             let (codes, scales, global_scale) = (q.codes, q.scales, q.global_scale);
-            let (a, format) = match q.format {
-                BlockFormat::Nvfp4 => (DeviceA::Nvfp4 { codes, scales, global_scale }, AFormat::Nvfp4),
-                BlockFormat::Mxfp4 => (DeviceA::Mxfp4 { codes, scales, global_scale }, AFormat::Mxfp4),
+            let a = match q.format {
+                BlockFormat::Nvfp4 => DeviceA::Nvfp4 { codes, scales, global_scale },
+                BlockFormat::Mxfp4 => DeviceA::Mxfp4 { codes, scales, global_scale },
             };
-            return Ok((a, format, q.rows, q.k, q.layout));
+            return Ok((a, q.format.into(), q.rows, q.k, q.layout));
         }
         Source::Float(array) => array,
     };
-    let format = match array.dtype {
-        Dtype::F32 => AFormat::F32,
-        Dtype::F16 => AFormat::F16,
-        Dtype::Bf16 => AFormat::Bf16,
-        other => {
-            let message = format!("a: is {other}; float32, float16 or bfloat16 is needed");
-            return Err(Kind::Operand.raise(message));
-        }
-    };
+    let format = array.float_type("a")?.into();
     let (m, k) = array.matrix("a")?;
     let row = match array.strides[0] {
         _ if m == 1 => k,
         stride => usize::try_from(stride).unwrap_or(0),
     };
     if row < k || (k > 1 && array.strides[1] != 1) {
-        return Err(Kind::Operand.raise("a: on a GPU, its elements have to lie side by side, row after row"));
+        refuse!(Operand, "a: on a GPU, its elements have to lie side by side, row after row");
     }
     let a = DeviceA::Float { values: pointer(array), pitch: row * array.dtype.size() };
     Ok((a, format, m, k, ScaleLayout::Linear))

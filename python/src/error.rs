@@ -96,6 +96,14 @@ impl Kind {
     }
 }
 
+/// Returns an exception of a [`Kind`] with a message.
+macro_rules! refuse {
+    ($kind:ident, $($message:tt)*) => {
+        return Err($crate::error::Kind::$kind.raise(format!($($message)*)))
+    };
+}
+pub(crate) use refuse;
+
 /// A message of the command with `--top-k` said as `top_k`. Other words that begin with two hyphens, such as parts of paths
 /// and options of a whole command line (`--top-k=2`), stay.
 fn as_arguments(message: &str) -> String {

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 
 use dualgemm::checkpoint::MlpKind;
-use dualgemm::gemm::{AFormat, GatedMlp, OutFormat, QuantizeA, RouterWeights, Routing};
-use dualgemm::{AnyDesc, AnyWeights, MixtureDesc, MixturePlan, PackedMixture, Target};
+use dualgemm::gemm::{RouterWeights, Routing};
+use dualgemm::{LayerCall, PackedLayer};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::array::{Array, Dtype, Place};
 use crate::destination::Destination;
-use crate::error::{Kind, facade};
+use crate::error::{Kind, facade, refuse};
 use crate::facts::{Facts, float_values};
 use crate::mlp::{Gated, MlpFacts, Tensors, read_layer};
 use crate::operand::Source;
@@ -24,32 +24,18 @@ pub struct Experts {
     /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
     places: Vec<i32>,
     here: Vec<usize>,
-    router: RouterWeights,
-}
-
-/// Packs experts that have been looked at; `read` reads one.
-fn pack<'w, E: From<dualgemm::Error>>(
-    facts: &MlpFacts,
-    (router, target): (RouterWeights, &Target),
-    experts: impl ExactSizeIterator<Item = Result<GatedMlp<'w>, E>>,
-) -> Result<PackedMixture, E> {
-    let mlp = facts.desc(1, AFormat::Bf16, OutFormat::Bf16, [QuantizeA::No; 2]);
-    let desc = MixtureDesc { mlp, experts: experts.len(), top_k: 1, router, shared: None };
-    MixturePlan::new(&desc, target)?.prepack(experts.map(|mlp| mlp.map(Some)), None)
 }
 
 impl Experts {
     fn make(
         py: Python<'_>,
-        (packed, target): (PackedMixture, Target),
+        layer: PackedLayer,
         facts: MlpFacts,
         (here, count): (Vec<usize>, usize),
-        router: RouterWeights,
     ) -> PyResult<Py<Self>> {
         let mut places = vec![-1; count];
         here.iter().enumerate().for_each(|(place, &expert)| places[expert] = place as i32);
-        let base = Gated::base(AnyWeights::Mixture(packed), target, facts);
-        Py::new(py, base.add_subclass(Self { places, here, router }))
+        Py::new(py, Gated::base(layer, facts).add_subclass(Self { places, here }))
     }
 
     /// A router's choices in this machine's memory, by places.
@@ -77,8 +63,7 @@ fn router_weights(name: &str) -> PyResult<RouterWeights> {
         "output" => Ok(RouterWeights::Output),
         "input" => Ok(RouterWeights::Input),
         other => {
-            let message = format!("router_weights `{other}` is unknown; valid are output, input");
-            Err(Kind::Argument.raise(message))
+            refuse!(Argument, "router_weights `{other}` is unknown; valid are output, input");
         }
     }
 }
@@ -114,8 +99,7 @@ fn ids(object: &Bound<'_, PyAny>, tokens: usize) -> PyResult<(Vec<i32>, usize)> 
     let (rows, top_k) = array.matrix("topk_ids")?;
     if rows != tokens || top_k == 0 {
         let found = &array.shape;
-        return Err(Kind::Operand
-            .raise(format!("topk_ids: shape {found:?}; [{tokens}, experts per token] is needed")));
+        refuse!(Operand, "topk_ids: shape {found:?}; [{tokens}, experts per token] is needed");
     }
     let ids = match array.dtype {
         Dtype::I32 => array.gather("topk_ids")?,
@@ -129,7 +113,7 @@ fn ids(object: &Bound<'_, PyAny>, tokens: usize) -> PyResult<(Vec<i32>, usize)> 
             })
             .collect::<PyResult<_>>()?,
         other => {
-            return Err(Kind::Operand.raise(format!("topk_ids: is {other}; int32 or int64 is needed")));
+            refuse!(Operand, "topk_ids: is {other}; int32 or int64 is needed");
         }
     };
     Ok((ids, top_k))
@@ -139,7 +123,7 @@ fn weights(object: &Bound<'_, PyAny>, shape: [usize; 2]) -> PyResult<Vec<f32>> {
     let array = Array::on_cpu("topk_weights", object)?;
     if array.shape != shape {
         let found = &array.shape;
-        return Err(Kind::Operand.raise(format!("topk_weights: shape {found:?}; {shape:?} is needed")));
+        refuse!(Operand, "topk_weights: shape {found:?}; {shape:?} is needed");
     }
     float_values("topk_weights", &array)
 }
@@ -166,7 +150,7 @@ impl Experts {
         origin.set_item("count", count)?;
         origin.set_item("router_weights", router_weights)?;
         let router = router_weights.map(self::router_weights).transpose()?;
-        let (packed, facts, router, experts) = options.with_checkpoint(py, path, |checkpoint| {
+        let (packed, facts, experts) = options.with_checkpoint(py, path, |checkpoint| {
             let first = experts.as_ref().and_then(|experts| experts.first()).copied().unwrap_or(0);
             let layer = options.layer_of(checkpoint, Some(first))?.number;
             checkpoint.check_whole(layer, MlpKind::Experts)?;
@@ -184,9 +168,10 @@ impl Experts {
             let all = here.iter().map(|expert| Ok(read(expert)?.1)).collect::<anyhow::Result<Vec<_>>>()?;
             let facts = common(all)?;
             let each = here.iter().map(|expert| Ok::<_, anyhow::Error>(read(expert)?.0));
-            Ok((pack(&facts, (router, &options.target), each)?, facts, router, (here, count)))
+            let packed = PackedLayer::mixture(facts.shape(), router, each, options.target.clone())?;
+            Ok((packed, facts, (here, count)))
         })?;
-        let this = Self::make(py, (packed, options.target), facts, experts, router)?;
+        let this = Self::make(py, packed, facts, experts)?;
         Packed::came_from(this.bind(py), path, layer, origin)?;
         Ok(this)
     }
@@ -214,8 +199,8 @@ impl Experts {
         let (mlps, facts): (Vec<_>, Vec<_>) = read.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
         let facts = common(facts).map_err(facade)?;
         let each = mlps.into_iter().map(Ok::<_, dualgemm::Error>);
-        let packed = pool::run(py, || pack(&facts, (router, &target), each))?.map_err(facade)?;
-        Self::make(py, (packed, target), facts, (here, experts.len()), router)
+        let packed = pool::run(py, || PackedLayer::mixture(facts.shape(), router, each, target))?;
+        Self::make(py, packed.map_err(facade)?, facts, (here, experts.len()))
     }
 
     /// Experts that the router knows.
@@ -272,12 +257,8 @@ impl Experts {
                 (Choices::OnDevice(routing), top_k)
             }
         };
-        let (experts, router) = (this.here.len(), this.router);
         let call = Call { source: &source, out: &mut out, stream, choices: Some((choices, add)) };
-        let describe = |m, a, out| {
-            let mlp = facts.desc(m, a, out, quantize);
-            AnyDesc::Mixture(MixtureDesc { mlp, experts, top_k, router, shared: None })
-        };
-        gated.as_super().get().compute(slf.py(), call, describe).map(drop)
+        let settings = |m, a, out| LayerCall { top_k, ..facts.call(m, a, out, quantize) };
+        gated.as_super().get().compute(slf.py(), call, settings).map(drop)
     }
 }

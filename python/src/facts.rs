@@ -1,14 +1,13 @@
 //! What is known of packed weights beside their bytes, and what callers say of activations.
 
 use dualgemm::checkpoint;
-use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix};
+use dualgemm::formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix};
 use dualgemm::gemm::{Linear, QuantizeA};
-use dualgemm::{DualGemm, PackedWeights, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
-use crate::array::{Array, Dtype};
-use crate::error::Kind;
+use crate::array::Array;
+use crate::error::{Kind, refuse};
 
 /// Of one product: gate and up, or a linear layer.
 #[derive(Debug, Clone)]
@@ -66,13 +65,6 @@ impl Facts {
     }
 }
 
-/// Checks a linear layer and brings it into the order of the kernels.
-pub fn pack_linear(linear: &Linear<'_>, target: &Target) -> Result<PackedWeights, dualgemm::Error> {
-    linear.check()?;
-    let shape = (linear.n(), linear.k());
-    DualGemm::plan_linear_for_packing(shape, linear.weight.format(), target)?.prepack(linear)
-}
-
 /// A linear layer of a checkpoint as the operand of a product, and the scale of what goes into it if there is a usable one:
 /// weights can be used without, and `static` says so then.
 pub fn linear_of(linear: checkpoint::Linear<'_>) -> (Linear<'_>, Option<f32>) {
@@ -95,19 +87,16 @@ pub fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Ve
     let Some(bias) = bias else { return Ok(None) };
     let array = Array::on_cpu(name, bias)?;
     if array.shape.len() != 1 {
-        return Err(Kind::Operand.raise(format!("{name}: shape {:?}; [N] is needed", array.shape)));
+        refuse!(Operand, "{name}: shape {:?}; [N] is needed", array.shape);
     }
     float_values(name, &array).map(Some)
 }
 
 /// All elements of an array of floats.
 pub fn float_values(name: &str, array: &Array<'_>) -> PyResult<Vec<f32>> {
-    match array.dtype {
-        Dtype::F32 => array.gather(name),
-        Dtype::F16 => Ok(array.gather::<f16>(name)?.into_iter().map(f16::to_f32).collect()),
-        Dtype::Bf16 => Ok(array.gather::<bf16>(name)?.into_iter().map(bf16::to_f32).collect()),
-        other => {
-            Err(Kind::Operand.raise(format!("{name}: is {other}; float32, float16 or bfloat16 is needed")))
-        }
+    match array.float_type(name)? {
+        FloatType::F32 => array.gather(name),
+        FloatType::F16 => Ok(array.gather::<f16>(name)?.into_iter().map(f16::to_f32).collect()),
+        FloatType::Bf16 => Ok(array.gather::<bf16>(name)?.into_iter().map(bf16::to_f32).collect()),
     }
 }

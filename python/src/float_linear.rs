@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::array::Array;
 use crate::destination::Destination;
-use crate::error::Kind;
+use crate::error::refuse;
 use crate::facts::values;
 use crate::operand::{Source, floats};
 use crate::runners::{self, Problem, Waiting};
@@ -70,8 +70,7 @@ impl FloatLinear {
         let (array, bias) = (Array::on_cpu("w", &weight)?, values("bias", bias)?);
         let shape = array.matrix("w")?;
         if let Some(bias) = bias.as_ref().filter(|bias| bias.len() != shape.0) {
-            let message = format!("bias: has {} values; w is [{}, {}]", bias.len(), shape.0, shape.1);
-            return Err(Kind::Operand.raise(message));
+            refuse!(Operand, "bias: has {} values; w is [{}, {}]", bias.len(), shape.0, shape.1);
         }
         Ok(Self { bias, shape, weight: weight.unbind() })
     }
@@ -96,15 +95,14 @@ impl FloatLinear {
         let (source, mut out) = (Source::of("a", a)?, Destination::of(out)?);
         let array = Array::on_cpu("w", self.weight.bind(py))?;
         if out.overlaps(&[array.extent()]) {
-            return Err(Kind::Operand.raise("out: shares memory with w"));
+            refuse!(Operand, "out: shares memory with w");
         }
         let (w, operand) = (floats("w", &array)?, source.operand("a")?);
         let AOperand::Float(a) = &operand else {
-            return Err(Kind::Operand.raise(format!("a: is {}; floats are needed", AFormat::of(&operand))));
+            refuse!(Operand, "a: is {}; floats are needed", AFormat::of(&operand));
         };
         if a.cols() != w.cols() {
-            let message = format!("a: shape [{}, {}]; [..., {}] is needed", a.rows(), a.cols(), w.cols());
-            return Err(Kind::Operand.raise(message));
+            refuse!(Operand, "a: shape [{}, {}]; [..., {}] is needed", a.rows(), a.cols(), w.cols());
         }
         out.check(&source, a.rows(), w.rows())?;
         let shape = self.of_rows(a.rows());

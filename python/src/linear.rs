@@ -1,13 +1,13 @@
 //! `Linear`: a linear layer in kernel order.
 
-use dualgemm::gemm::{AFormat, DualGemmDesc, Linear as Operand, OutFormat, QuantizeA};
-use dualgemm::{AnyDesc, AnyWeights, PackedWeights, Target};
+use dualgemm::gemm::Linear as Operand;
+use dualgemm::{LayerCall, PackedLayer, Target};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::destination::Destination;
 use crate::error::{Kind, facade};
-use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, values};
+use crate::facts::{Facts, checked_input_scale, linear_of, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{LayerOptions, device_target};
 use crate::packed::{Call, Packed, of_keywords};
@@ -21,23 +21,17 @@ pub struct Linear {
 }
 
 /// What a layer is made of.
-type Parts = (PackedWeights, Facts, bool);
+type Parts = (PackedLayer, Linear);
 
-fn pack(linear: &Operand<'_>, input_scale: Option<f32>, target: &Target) -> Result<Parts, dualgemm::Error> {
+fn pack(linear: &Operand<'_>, input_scale: Option<f32>, target: Target) -> Result<Parts, dualgemm::Error> {
     let facts = Facts::of(&[&linear.weight], input_scale);
-    Ok((pack_linear(linear, target)?, facts, linear.bias.is_some()))
+    let this = Linear { facts, has_bias: linear.bias.is_some() };
+    Ok((PackedLayer::product(linear, target)?, this))
 }
 
 impl Linear {
-    /// The problem of `m` rows.
-    pub fn desc(&self, m: usize, a: AFormat, out: OutFormat, quantize_a: QuantizeA) -> DualGemmDesc {
-        let Facts { n, k, format, .. } = self.facts;
-        DualGemmDesc { quantize_a, out, ..DualGemmDesc::linear(m, n, k, a, format) }
-    }
-
-    fn make(py: Python<'_>, (packed, facts, has_bias): Parts, target: Target) -> PyResult<Py<Self>> {
-        let base = Packed::new(AnyWeights::Product(packed), target, (facts.n, facts.k));
-        Py::new(py, PyClassInitializer::from(base).add_subclass(Self { facts, has_bias }))
+    fn make(py: Python<'_>, (layer, this): Parts) -> PyResult<Py<Self>> {
+        Py::new(py, PyClassInitializer::from(Packed::new(layer)).add_subclass(this))
     }
 }
 
@@ -74,11 +68,11 @@ impl Linear {
                     Operand { weight, bias: whole.bias.filter(|_| rank == 0) }
                 }
             };
-            let parts = pack(&linear, input_scale, &options.target)?;
+            let parts = pack(&linear, input_scale, options.target.clone())?;
             checkpoint.files().release_pages();
             Ok(parts)
         })?;
-        let this = Self::make(py, parts, options.target)?;
+        let this = Self::make(py, parts)?;
         let origin = of_keywords(py, keywords)?;
         origin.set_item("split", split)?;
         Packed::came_from(this.bind(py), path, Some(module), origin)?;
@@ -99,8 +93,7 @@ impl Linear {
         let (source, target) = (Quantized::of("weight", weight)?, device_target(device)?);
         let bias = values("bias", bias)?.map(Into::into);
         let linear = Operand { weight: source.matrix("weight")?, bias };
-        let parts = pool::run(py, || pack(&linear, input_scale, &target))?.map_err(facade)?;
-        Self::make(py, parts, target)
+        Self::make(py, pool::run(py, || pack(&linear, input_scale, target))?.map_err(facade)?)
     }
 
     /// nvfp4 or mxfp4.
@@ -148,8 +141,7 @@ impl Linear {
         let (source, mut out, this) = (Source::of("a", a)?, Destination::of(out)?, slf.get());
         let quantize_a = this.facts.quantize("quantize_a", quantize_a)?;
         let call = Call { source: &source, out: &mut out, stream, choices: None };
-        let describe = |m, a, out| AnyDesc::Product(this.desc(m, a, out, quantize_a));
-        let computed = slf.as_super().get().compute(slf.py(), call, describe);
-        computed.map(drop)
+        let settings = |m, a, out| LayerCall { quantize_a, ..LayerCall::new(m, a, out) };
+        slf.as_super().get().compute(slf.py(), call, settings).map(drop)
     }
 }

@@ -2,18 +2,18 @@
 
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::{
-    AFormat, Activation, DualGemmDesc, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutScale,
-    QuantizeA,
+    AFormat, Activation, Epilogue, GateUp, GatedMlp, Linear, OutFormat, OutScale, QuantizeA,
 };
-use dualgemm::{AnyDesc, AnyWeights, DualGemm, PackedMlp, Target};
+use dualgemm::layer::check_chained;
+use dualgemm::{AnyWeights, LayerCall, LayerShape, PackedLayer, PackedMlp};
 use dualgemm_cli::layer::Layer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::destination::Destination;
-use crate::error::{Kind, facade};
-use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, values};
+use crate::error::{facade, refuse};
+use crate::facts::{Facts, checked_input_scale, linear_of, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{self, LayerOptions, device_target};
 use crate::packed::{Call, Packed, of_keywords};
@@ -28,26 +28,28 @@ pub struct MlpFacts {
 }
 
 impl MlpFacts {
-    /// The problem of `m` rows. What is between the products has the type of A, f32 where A is quantized.
-    pub fn desc(
+    /// A call with `m` rows. What is between the products has the type of A, f32 where A is quantized.
+    pub fn call(
         &self,
         m: usize,
         a: AFormat,
         out: OutFormat,
         [quantize_a, hidden]: [QuantizeA; 2],
-    ) -> MlpDesc {
+    ) -> LayerCall {
         let scaled = |global_scale| OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale };
         let between = match (hidden, a) {
             (QuantizeA::Static(scale), _) => scaled(OutScale::Static(scale)),
             (QuantizeA::Dynamic, _) => scaled(OutScale::Dynamic),
-            (QuantizeA::No, AFormat::F16) => OutFormat::F16,
-            (QuantizeA::No, AFormat::Bf16) => OutFormat::Bf16,
-            (QuantizeA::No, _) => OutFormat::F32,
+            (QuantizeA::No, a) => a.float_type().map_or(OutFormat::F32, Into::into),
         };
-        let Self { gate_up, down, activation } = self;
-        let epilogue = Epilogue { activation: *activation, ..Epilogue::default() };
-        let desc = DualGemmDesc::new(m, gate_up.n, gate_up.k, a, gate_up.format);
-        MlpDesc::new(DualGemmDesc { quantize_a, out: between, epilogue, ..desc }, down.n, down.format, out)
+        let epilogue = Epilogue { activation: self.activation, ..Epilogue::default() };
+        LayerCall { quantize_a, epilogue, between, ..LayerCall::new(m, a, out) }
+    }
+
+    /// What one of these MLPs computes.
+    pub fn shape(&self) -> LayerShape {
+        let Facts { n, k, format, .. } = self.gate_up;
+        LayerShape { down: Some((self.down.n, self.down.format)), ..LayerShape::gate_up(n, k, format) }
     }
 
     /// Both arguments that say what is quantized on the way.
@@ -77,26 +79,8 @@ pub fn read_layer<'c>(layer: &Layer<'c>, options: &LayerOptions) -> anyhow::Resu
     let down = Linear { weight, bias: down.bias.filter(|_| options.rank == 0) };
     let mlp = GatedMlp { gate_up, down };
     let facts = MlpFacts::of(&mlp, activation, [options::input_scale_of(layer), down_scale]);
-    check_chained(&facts.gate_up, &mlp.down)?;
+    check_chained(facts.gate_up.n, &facts.gate_up.names[0], &mlp.down)?;
     Ok((mlp, facts))
-}
-
-/// Checks an MLP and brings it into the order of the kernels.
-pub fn pack(mlp: &GatedMlp<'_>, facts: &MlpFacts, target: &Target) -> Result<PackedMlp, dualgemm::Error> {
-    let Facts { n, k, format, .. } = facts.gate_up;
-    let gate_up = DualGemm::plan_for_packing((n, k), format, target)?.prepack(&mlp.gate_up)?;
-    Ok(PackedMlp { gate_up, down: pack_linear(&mlp.down, target)? })
-}
-
-fn check_chained(gate_up: &Facts, down: &Linear<'_>) -> Result<(), dualgemm::Error> {
-    if gate_up.n == down.k() {
-        return Ok(());
-    }
-    Err(dualgemm::Error::Gemm(dualgemm::gemm::Error::Operand {
-        tensor: down.weight.name().into(),
-        found: format!("[{}, {}]", down.n(), down.k()),
-        expected: format!("K = {}, the features of {}", gate_up.n, gate_up.names[0]),
-    }))
 }
 
 /// The arrays of an MLP, by keyword.
@@ -156,7 +140,7 @@ impl<'py> Tensors<'py> {
         let mlp = GatedMlp { gate_up: GateUp { gate, up, gate_bias, up_bias }, down };
         let facts = MlpFacts::of(&mlp, activation, self.input_scales);
         mlp.gate_up.check().map_err(|error| facade(dualgemm::Error::from(error)))?;
-        check_chained(&facts.gate_up, &mlp.down).map_err(facade)?;
+        check_chained(facts.gate_up.n, &facts.gate_up.names[0], &mlp.down).map_err(facade)?;
         Ok((mlp, facts))
     }
 }
@@ -169,9 +153,8 @@ pub struct Gated {
 
 impl Gated {
     /// What an `Mlp` or `Experts` is made on.
-    pub fn base(weights: AnyWeights, target: Target, facts: MlpFacts) -> PyClassInitializer<Self> {
-        let base = Packed::new(weights, target, (facts.down.n, facts.gate_up.k));
-        PyClassInitializer::from(base).add_subclass(Self { facts })
+    pub fn base(layer: PackedLayer, facts: MlpFacts) -> PyClassInitializer<Self> {
+        PyClassInitializer::from(Packed::new(layer)).add_subclass(Self { facts })
     }
 }
 
@@ -212,12 +195,6 @@ impl Gated {
 #[pyclass(module = "dualgemm", frozen, extends = Gated)]
 pub struct Mlp;
 
-impl Mlp {
-    fn make(py: Python<'_>, packed: PackedMlp, target: Target, facts: MlpFacts) -> PyResult<Py<Self>> {
-        Py::new(py, Gated::base(AnyWeights::Mlp(packed), target, facts).add_subclass(Self))
-    }
-}
-
 #[pymethods]
 impl Mlp {
     /// The MLP of a layer of a checkpoint.
@@ -234,9 +211,12 @@ impl Mlp {
             layer.check_whole()?;
             let (mlp, facts) = read_layer(layer, &options)?;
             let (gate_up, _) = options::pack_layer(layer, features, &options.target)?;
-            Ok((PackedMlp { gate_up, down: pack_linear(&mlp.down, &options.target)? }, facts))
+            let down = dualgemm::layer::pack((&mlp.down).into(), &options.target)?;
+            Ok((PackedMlp { gate_up, down }, facts))
         })?;
-        let this = Self::make(py, packed, options.target, facts)?;
+        let (weights, shape) = (AnyWeights::Mlp(packed), facts.shape());
+        let layer_of = PackedLayer { weights, target: options.target, shape };
+        let this = Py::new(py, Gated::base(layer_of, facts).add_subclass(Self))?;
         Packed::came_from(this.bind(py), path, layer, of_keywords(py, keywords)?)?;
         Ok(this)
     }
@@ -255,8 +235,8 @@ impl Mlp {
         let none = PyDict::new(py);
         let tensors = Tensors::of("", tensors.unwrap_or(&none))?;
         let (mlp, facts) = tensors.mlp("", activation)?;
-        let packed = pool::run(py, || pack(&mlp, &facts, &target))?.map_err(facade)?;
-        Self::make(py, packed, target, facts)
+        let layer = pool::run(py, || PackedLayer::mlp(&mlp, target))?.map_err(facade)?;
+        Py::new(py, Gated::base(layer, facts).add_subclass(Self))
     }
 
     /// Names of the gate, the up and the down tensor.
@@ -287,13 +267,13 @@ impl Mlp {
     ) -> PyResult<()> {
         let (source, mut out) = (Source::of("a", a)?, Destination::of(out)?);
         if let Destination::Nvfp4 { .. } = out {
-            return Err(Kind::Operand.raise("out: is a tuple; an array of floats is needed"));
+            refuse!(Operand, "out: is a tuple; an array of floats is needed");
         }
         let gated = slf.as_super();
         let facts = &gated.get().facts;
         let quantize = facts.quantize(quantize_a, quantize_hidden)?;
         let call = Call { source: &source, out: &mut out, stream, choices: None };
-        let describe = |m, a, out| AnyDesc::Mlp(facts.desc(m, a, out, quantize));
-        gated.as_super().get().compute(slf.py(), call, describe).map(drop)
+        let settings = |m, a, out| facts.call(m, a, out, quantize);
+        gated.as_super().get().compute(slf.py(), call, settings).map(drop)
     }
 }

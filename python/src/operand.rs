@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 
 use dualgemm::device::DevicePtr;
-use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm::formats::{
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout,
+};
 use dualgemm::gemm::AOperand;
 use half::{bf16, f16};
 use pyo3::exceptions::PyTypeError;
@@ -11,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyTuple};
 
 use crate::array::{Array, Dtype, Place};
-use crate::error::{Kind, facade};
+use crate::error::{Kind, facade, refuse};
 
 /// The arrays of an operand, which it borrows.
 pub enum Source<'py> {
@@ -100,7 +102,7 @@ impl<'py> Quantized<'py> {
         let scales = Array::of(&format!("{name} scales"), &object.get_item(1)?)?;
         if (codes.place == Place::Cpu) != (scales.place == Place::Cpu) {
             let (codes, scales) = (codes.place, scales.place);
-            return Err(Kind::Operand.raise(format!("{name}: codes are on {codes} and scales on {scales}")));
+            refuse!(Operand, "{name}: codes are on {codes} and scales on {scales}");
         }
         let this = Self {
             global_scale: number(&format!("{name} global_scale"), &object.get_item(2)?)? as f32,
@@ -116,8 +118,7 @@ impl<'py> Quantized<'py> {
     fn check_types(&self, name: &str) -> PyResult<()> {
         if !matches!(self.codes.dtype, Dtype::Byte | Dtype::F4x2) {
             let found = self.codes.dtype;
-            let message = format!("{name}: codes are {found}; uint8 or float4_e2m1fn_x2 is needed");
-            return Err(Kind::Operand.raise(message));
+            refuse!(Operand, "{name}: codes are {found}; uint8 or float4_e2m1fn_x2 is needed");
         }
         match (self.format, self.scales.dtype) {
             (_, Dtype::Byte) | (BlockFormat::Nvfp4, Dtype::E4m3) | (BlockFormat::Mxfp4, Dtype::Ue8m0) => {
@@ -128,8 +129,7 @@ impl<'py> Quantized<'py> {
                     BlockFormat::Nvfp4 => "float8_e4m3fn",
                     BlockFormat::Mxfp4 => "float8_e8m0fnu",
                 };
-                let message = format!("{name}: scales are {found}; uint8 or {valid} is needed for {format}");
-                Err(Kind::Operand.raise(message))
+                refuse!(Operand, "{name}: scales are {found}; uint8 or {valid} is needed for {format}");
             }
         }
     }
@@ -177,8 +177,7 @@ impl<'py> Quantized<'py> {
         }
         self.check_scales_shape(name, rows, k / format.block_len())?;
         if !self.codes.is_dense() || !self.scales.is_dense() {
-            let message = format!("{name}: on a GPU, codes and scales have to be contiguous row by row");
-            return Err(Kind::Operand.raise(message));
+            refuse!(Operand, "{name}: on a GPU, codes and scales have to be contiguous row by row");
         }
         Ok(OnDevice {
             format,
@@ -195,9 +194,7 @@ impl<'py> Quantized<'py> {
     pub fn matrix(&self, name: &str) -> PyResult<QuantizedMatrix<'_>> {
         if self.place() != Place::Cpu {
             let place = self.place();
-            return Err(
-                Kind::Operand.raise(format!("{name}: is on {place}; arrays on the processor are needed"))
-            );
+            refuse!(Operand, "{name}: is on {place}; arrays on the processor are needed");
         }
         let (rows, row_bytes) = self.codes.matrix(name)?;
         let (codes, stride) = match self.codes.as_rows::<u8>() {
@@ -241,12 +238,7 @@ fn number(name: &str, object: &Bound<'_, PyAny>) -> PyResult<f64> {
 /// A float array as a matrix.
 pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
     fn matrix<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
-        if array.place != Place::Cpu {
-            let place = array.place;
-            return Err(
-                Kind::Operand.raise(format!("{name}: is on {place}; an array on the processor is needed"))
-            );
-        }
+        array.check_cpu(name)?;
         let (rows, cols) = array.matrix(name)?;
         match array.as_rows::<T>() {
             Some((data, stride)) => Matrix::strided(name, rows, cols, stride, data),
@@ -254,17 +246,17 @@ pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>>
         }
         .map_err(facade)
     }
-    Ok(match array.dtype {
-        Dtype::F32 => FloatMatrix::F32(matrix(name, array)?),
-        Dtype::F16 => FloatMatrix::F16(matrix::<f16>(name, array)?),
-        Dtype::Bf16 => FloatMatrix::Bf16(matrix::<bf16>(name, array)?),
-        other => {
+    Ok(match array.dtype.float_type() {
+        Some(FloatType::F32) => FloatMatrix::F32(matrix(name, array)?),
+        Some(FloatType::F16) => FloatMatrix::F16(matrix::<f16>(name, array)?),
+        Some(FloatType::Bf16) => FloatMatrix::Bf16(matrix::<bf16>(name, array)?),
+        None => {
+            let other = array.dtype;
             let hint = match other {
                 Dtype::F64 | Dtype::I32 | Dtype::I64 => "round it to one of them first",
                 _ => "codes come as a dualgemm.Quantized with their scales",
             };
-            let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed; {hint}");
-            return Err(Kind::Operand.raise(message));
+            refuse!(Operand, "{name}: is {other}; float32, float16 or bfloat16 is needed; {hint}");
         }
     })
 }

@@ -7,37 +7,22 @@ use std::sync::Arc;
 
 use dualgemm::checkpoint::{Checkpoint, GateUpOrder, NibbleOrder};
 use dualgemm::gemm::Activation;
-use dualgemm::{DualGemm, GpuOptions, PackedWeights, Target};
+use dualgemm::{DualGemm, PackedWeights, Target};
 use dualgemm_cli::args::LayerArgs;
 use dualgemm_cli::layer::{self, InputScales, Layer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::error::{self, Kind, facade};
+use crate::error::{self, Kind, facade, refuse};
 use crate::facts::Facts;
 use crate::operand::layout;
 use crate::pool;
 
-/// A target by name: cpu, cuda, cuda:N, or sim:ARCH.
-fn target(name: &str) -> PyResult<Target> {
-    match name {
-        "cpu" => Ok(Target::default()),
-        name => Ok(Target::Gpu(name.parse().map_err(|e: dualgemm::Error| facade(e))?, GpuOptions::default())),
-    }
-}
-
-/// A target from anything whose text is its name, as torch devices are.
+/// A target from anything whose text is its name, as torch devices are: cpu, cuda, cuda:N, or sim:ARCH.
 pub fn device_target(device: Option<&Bound<'_, PyAny>>) -> PyResult<Target> {
-    device.map_or_else(|| Ok(Target::default()), |device| target(&device.str()?.extract::<String>()?))
-}
-
-/// The name of a target.
-pub fn device_name(target: &Target) -> String {
-    match target {
-        Target::Gpu(id, _) => id.to_string(),
-        _ => "cpu".into(),
-    }
+    let Some(device) = device else { return Ok(Target::default()) };
+    device.str()?.extract::<String>()?.parse().map_err(|e: dualgemm::Error| facade(e))
 }
 
 /// An order of gate and up in one matrix, by name.
@@ -110,7 +95,7 @@ impl LayerOptions {
             // None is the default of those that have no other.
             "device" | "expert" | "activation" | "gate_up_order" | "nibble_order" | "scale_layout"
                 if value.is_none() => {}
-            "device" => self.target = target(&value.str()?.extract::<String>()?)?,
+            "device" => self.target = device_target(Some(value))?,
             "rank" => self.rank = count(key, value)?,
             "world" => self.world = count(key, value)?,
             "shared_expert" => self.layer.shared_expert = value.extract()?,
@@ -125,8 +110,7 @@ impl LayerOptions {
                     "lo-hi" => NibbleOrder::LoHi,
                     "hi-lo" => NibbleOrder::HiLo,
                     other => {
-                        let message = format!("nibble_order `{other}` is unknown; valid are lo-hi, hi-lo");
-                        return Err(Kind::Argument.raise(message));
+                        refuse!(Argument, "nibble_order `{other}` is unknown; valid are lo-hi, hi-lo");
                     }
                 })
             }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use dualgemm::gemm::{AFormat, OutFormat, OutScale, Routing};
-use dualgemm::{AnyDesc, AnyWeights, DeviceRouting, Launchers, Target};
+use dualgemm::{DeviceRouting, Launchers, LayerCall, PackedLayer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -13,17 +13,13 @@ use crate::checkpoint::Checkpoint;
 use crate::destination::Destination;
 use crate::error::Kind;
 use crate::operand::Source;
-use crate::options::device_name;
 use crate::{device, number, runners};
 
 /// Weights in the order of the kernels, made once and shared by every call and thread: what `Weights`, `Linear`, `Mlp` and
 /// `Experts` have in common.
 #[pyclass(module = "dualgemm", frozen, weakref, subclass)]
 pub struct Packed {
-    pub weights: AnyWeights,
-    pub target: Target,
-    /// Features out and in.
-    pub shape: (usize, usize),
+    pub layer: PackedLayer,
     number: i64,
     pub launchers: Launchers,
     origin: OnceLock<Origin>,
@@ -61,9 +57,9 @@ pub struct Call<'a, 'py> {
 }
 
 impl Packed {
-    pub fn new(weights: AnyWeights, target: Target, shape: (usize, usize)) -> Self {
+    pub fn new(layer: PackedLayer) -> Self {
         let (number, launchers, origin) = (number::next(), Launchers::default(), OnceLock::new());
-        Self { weights, target, shape, number, launchers, origin }
+        Self { layer, number, launchers, origin }
     }
 
     /// Says where weights come from: a path or a `Checkpoint`, then the layer or the module, and keywords.
@@ -86,14 +82,16 @@ impl Packed {
         Ok(())
     }
 
-    /// Computes C `[rows of A, N]`, where A is. `describe` makes the problem of so many rows, of the formats of A and C. Returns
-    /// the tensor scale of a re-quantized C where it is known.
+    /// Computes C `[rows of A, N]`, where A is. `settings` says how, for so many rows and the formats of A and C. Returns the
+    /// tensor scale of a re-quantized C where it is known.
     pub fn compute(
         &self,
         py: Python<'_>,
         call: Call<'_, '_>,
-        describe: impl Fn(usize, AFormat, OutFormat) -> AnyDesc + Sync,
+        settings: impl Fn(usize, AFormat, OutFormat) -> LayerCall + Sync,
     ) -> PyResult<Option<f32>> {
+        let PackedLayer { weights, target, shape } = &self.layer;
+        let describe = |m, a, out| shape.describe(&settings(m, a, out));
         if call.source.place() != Place::Cpu {
             device::run(py, self, &call, &describe)?;
             return Ok(match call.out {
@@ -102,14 +100,14 @@ impl Packed {
             });
         }
         let operand = call.source.operand("a")?;
-        call.out.check(call.source, operand.rows(), self.shape.0)?;
+        call.out.check(call.source, operand.rows(), shape.ends().0)?;
         let desc = describe(operand.rows(), AFormat::of(&operand), call.out.format());
         let c = call.out.output()?;
         let (routing, add) = match &call.choices {
             Some((Choices::Here(ids, weights), add)) => (Some(Routing { ids, weights }), *add),
             _ => (None, false),
         };
-        runners::run(py, desc, &self.target, |runner| runner.run(&operand, &self.weights, routing, (c, add)))
+        runners::run(py, desc, target, |runner| runner.run(&operand, weights, routing, (c, add)))
     }
 }
 
@@ -118,19 +116,19 @@ impl Packed {
     /// Features out and in.
     #[getter]
     fn shape(&self) -> (usize, usize) {
-        self.shape
+        self.layer.shape.ends()
     }
 
     /// Where the weights are and the product is computed: cpu, cuda:N or sim:ARCH.
     #[getter]
     fn device(&self) -> String {
-        device_name(&self.target)
+        self.layer.target.to_string()
     }
 
     /// Bytes that the packed weights take.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.weights.bytes()
+        self.layer.weights.bytes()
     }
 
     /// The number by which graphs of torch know these weights.

@@ -3,18 +3,18 @@
 use dualgemm::checkpoint::{GateUpOrder, Half};
 use dualgemm::device::Stream;
 use dualgemm::formats::{QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{Activation, DualGemmDesc, Epilogue, GateUp};
-use dualgemm::{AnyDesc, AnyWeights, DualGemm, Target};
+use dualgemm::gemm::{Activation, Epilogue, GateUp};
+use dualgemm::{AnyWeights, LayerCall, LayerShape, PackedLayer, Target};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::array::Place;
 use crate::destination::Destination;
 use crate::device::device_pair;
-use crate::error::{Kind, facade};
+use crate::error::{Kind, facade, refuse};
 use crate::facts::{Facts, checked_input_scale, values};
 use crate::operand::{Quantized, Source};
-use crate::options::{self, LayerOptions, device_name, device_target};
+use crate::options::{self, LayerOptions, device_target};
 use crate::packed::{Call, Packed, of_keywords};
 use crate::pool;
 
@@ -42,12 +42,12 @@ fn half_of(
 impl Weights {
     pub fn make(
         py: Python<'_>,
-        (weights, target): (AnyWeights, Target),
+        layer: PackedLayer,
         facts: Facts,
         activation: Activation,
         output_scale: Option<f32>,
     ) -> PyResult<Py<Self>> {
-        let base = Packed::new(weights, target, (facts.n, facts.k));
+        let base = Packed::new(layer);
         let this = Self { facts, activation, output_scale };
         Py::new(py, PyClassInitializer::from(base).add_subclass(this))
     }
@@ -59,14 +59,9 @@ impl Weights {
         activation: Activation,
         input_scale: Option<f32>,
     ) -> PyResult<Py<Self>> {
-        let packed = pool::run(py, || -> Result<_, dualgemm::Error> {
-            weights.check()?;
-            let shape = (weights.n(), weights.k());
-            DualGemm::plan_for_packing(shape, weights.gate.format(), &target)?.prepack(&weights)
-        })?
-        .map_err(facade)?;
+        let layer = pool::run(py, || PackedLayer::product(&weights, target))?.map_err(facade)?;
         let facts = Facts::of(&[&weights.gate, &weights.up], input_scale);
-        Self::make(py, (AnyWeights::Product(packed), target), facts, activation, None)
+        Self::make(py, layer, facts, activation, None)
     }
 }
 
@@ -87,8 +82,9 @@ impl Weights {
             let (packed, facts) = options::pack_layer(layer, features, &options.target)?;
             Ok((packed, facts, activation, layer.output_scale().ok().flatten()))
         })?;
-        let weights = (AnyWeights::Product(packed), options.target);
-        let this = Self::make(py, weights, facts, activation, output_scale)?;
+        let shape = LayerShape::gate_up(facts.n, facts.k, facts.format);
+        let packed = PackedLayer { weights: AnyWeights::Product(packed), target: options.target, shape };
+        let this = Self::make(py, packed, facts, activation, output_scale)?;
         Packed::came_from(this.bind(py), path, layer, of_keywords(py, keywords)?)?;
         Ok(this)
     }
@@ -117,7 +113,7 @@ impl Weights {
             return Self::of_device_pair(py, (&gate, &up), bias, activation, input_scale, stream);
         }
         if stream.is_some() {
-            return Err(Kind::Operand.raise("stream is for matrices on a GPU; gate is on the processor"));
+            refuse!(Operand, "stream is for matrices on a GPU; gate is on the processor");
         }
         let target = device_target(device)?;
         let weights = GateUp {
@@ -211,14 +207,14 @@ impl Weights {
     ) -> PyResult<()> {
         let (gate, up) = (Quantized::of("gate", gate)?, Quantized::of("up", up)?);
         let (pair, target) = device_pair((&gate, &up), [None; 2])?;
-        match slf.as_super().get() {
-            Packed { weights: AnyWeights::Product(weights), target: own, .. } if target == *own => {
+        match &slf.as_super().get().layer {
+            PackedLayer { weights: AnyWeights::Product(weights), target: own, .. } if target == *own => {
                 // SAFETY: the arrays say what they are; torch keeps memory that its stream, which this is, still reads.
                 unsafe { weights.refill_device(&pair, Stream::raw(stream)) }.map_err(facade)
             }
             own => {
-                let (found, own) = (device_name(&target), device_name(&own.target));
-                Err(Kind::Operand.raise(format!("gate: is on {found} and the weights are on {own}")))
+                let own = &own.target;
+                Err(Kind::Operand.raise(format!("gate: is on {target} and the weights are on {own}")))
             }
         }
     }
@@ -246,11 +242,8 @@ impl Weights {
         let activation = activation_name.map_or(Ok(this.activation), options::activation)?;
         let epilogue = Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() };
         let quantize_a = this.facts.quantize("quantize_a", quantize_a)?;
-        let Facts { n, k, format, .. } = this.facts;
         let call = Call { source: &source, out: &mut out, stream, choices: None };
-        slf.as_super().get().compute(slf.py(), call, |m, a, out| {
-            let desc = DualGemmDesc::new(m, n, k, a, format);
-            AnyDesc::Product(DualGemmDesc { quantize_a, out, epilogue, ..desc })
-        })
+        let settings = |m, a, out| LayerCall { quantize_a, epilogue, ..LayerCall::new(m, a, out) };
+        slf.as_super().get().compute(slf.py(), call, settings)
     }
 }

@@ -1,11 +1,10 @@
 //! Targets by name, and memory of their own for programs that have no CUDA of theirs.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::str::FromStr;
 
+use dualgemm::Target;
 use dualgemm::device::{Device as _, DevicePtr, Stream};
 use dualgemm::strategies::{Error as GpuError, Gpu};
-use dualgemm::{GpuId, GpuOptions, Target};
 
 use crate::status::{Failure, dualgemm_status, report};
 
@@ -19,10 +18,7 @@ pub(crate) unsafe fn target(name: *const c_char) -> Result<Target, Failure> {
     }
     // SAFETY: not null, so a string, by the caller's word.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    match &*name {
-        "cpu" => Ok(Target::default()),
-        name => Ok(Target::Gpu(GpuId::from_str(name)?, GpuOptions::default())),
-    }
+    Ok(name.parse()?)
 }
 
 /// The GPU of a name from C.

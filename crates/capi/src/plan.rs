@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm::device::Stream;
 use dualgemm::formats::{BlockFormat, ScaleLayout};
-use dualgemm::gemm::{
-    Activation, DualGemmDesc, Epilogue, OutFormat, OutScale, OutputMut, QuantizeA, Routing,
+use dualgemm::gemm::{Activation, Epilogue, OutFormat, OutScale, OutputMut, QuantizeA, Routing};
+use dualgemm::{
+    AnyDesc, AnyPlan, AnyRunner, DeviceC, DeviceCall, DeviceRouting, GpuOptions, LayerCall, Plan, Target,
 };
-use dualgemm::{AnyDesc, AnyPlan, AnyRunner, DeviceC, DeviceCall, DeviceRouting, GpuOptions, Plan, Target};
 
 use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
@@ -128,15 +128,14 @@ fn plan_for(
         DUALGEMM_QUANTIZE_A_DYNAMIC => QuantizeA::Dynamic,
         scale => QuantizeA::Static(scale),
     };
-    let problem = DualGemmDesc::new(desc.m, weights.n, weights.k, a, weights.format);
     let epilogue = Epilogue { activation, ..Epilogue::default() };
     let out = out_format("c_format", (desc.c_format, desc.c_scale_layout, desc.c_global_scale))?;
     let linear = dualgemm_scale_layout::Linear as u32;
     let between = out_format("between_format", (desc.between_format, linear, desc.between_global_scale))?;
-    let problem = DualGemmDesc { quantize_a, epilogue, ..problem };
-    let problem = weights.describe(problem, (between, out, desc.top_k))?;
+    let call = LayerCall { m: desc.m, a, quantize_a, epilogue, between, out, top_k: desc.top_k };
+    let problem = weights.layer.shape.describe(&call);
     let a_scale_layout = layout(desc.a_scale_layout)?;
-    let target = match weights.target.clone() {
+    let target = match weights.layer.target.clone() {
         Target::Gpu(id, options) => Target::Gpu(id, GpuOptions { a_scale_layout, ..options }),
         other => other,
     };
@@ -184,7 +183,7 @@ pub unsafe extern "C" fn dualgemm_plan_warm(
         if let Plan::Gpu { .. } = plan.plan.last() {
             // SAFETY: the header asks for a stream of the device.
             let runner = plan.launcher(unsafe { device::stream(stream) })?;
-            runner.lock().unwrap_or_else(PoisonError::into_inner).warm(&weights.packed)?;
+            runner.lock().unwrap_or_else(PoisonError::into_inner).warm(&weights.layer.weights)?;
         }
         Ok(())
     })
@@ -286,7 +285,7 @@ unsafe fn run(
         let runner = plan.launcher(stream)?;
         let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the header asks for operands of these sizes, there until the call has ended; a runner is for one stream.
-        return Ok(unsafe { runner.run_device(&call, routing, &weights.packed, stream) }?);
+        return Ok(unsafe { runner.run_device(&call, routing, &weights.layer.weights, stream) }?);
     }
     if !stream.is_null() {
         return Err(Failure::unsupported(
@@ -312,7 +311,7 @@ unsafe fn run(
     let add = lists.is_some_and(|(.., add)| add);
     let kept = plan.runners.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let mut runner = kept.map_or_else(|| plan.plan.runner(), Ok)?;
-    let scale = runner.run(&a, &weights.packed, routing, (output, add))?;
+    let scale = runner.run(&a, &weights.layer.weights, routing, (output, add))?;
     plan.runners.lock().unwrap_or_else(PoisonError::into_inner).push(runner);
     // SAFETY: null, or can be written, by the caller's word.
     let to = unsafe { c_global_scale.as_mut() };

@@ -6,14 +6,8 @@ use std::path::Path;
 
 use dualgemm::checkpoint::{Checkpoint, MlpKind, OpenOptions};
 use dualgemm::device::Stream;
-use dualgemm::formats::BlockFormat;
-use dualgemm::gemm::{
-    AFormat, Activation, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, Operation, OutFormat, RouterWeights,
-};
-use dualgemm::{
-    AnyDesc, AnyWeights, DeviceGateUp, DualGemm, MixtureDesc, MixturePlan, MlpPlan, PackedWeights, Target,
-    formats,
-};
+use dualgemm::gemm::{Activation, GateUp, GatedMlp, Linear, RouterWeights};
+use dualgemm::{AnyWeights, DeviceGateUp, DualGemm, LayerShape, PackedLayer, Target};
 
 use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
@@ -25,94 +19,30 @@ const RUN: usize = 1024;
 /// Gate and up of one gated MLP, a linear layer, a whole MLP or the experts of a mixture, packed for a target.
 #[derive(Debug)]
 pub struct dualgemm_weights {
-    pub(crate) packed: AnyWeights,
-    pub(crate) target: Target,
-    /// The first product.
-    op: Operation,
-    /// Its features.
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-    pub(crate) format: BlockFormat,
-    /// Features and format of the down projection, where there is one.
-    pub(crate) down: Option<(usize, BlockFormat)>,
-    /// Of a mixture, else 0.
-    pub(crate) experts: usize,
+    pub(crate) layer: PackedLayer,
     /// That of the checkpoint, SiLU of tensors. One that is not known or not implemented matters to plans that ask for it.
     pub(crate) activation: Result<Activation, Failure>,
 }
 
-impl dualgemm_weights {
-    /// One product: gate and up, or a linear layer.
-    fn product(
-        (packed, target, op): (PackedWeights, Target, Operation),
-        (n, k, format): (usize, usize, BlockFormat),
-        activation: Result<Activation, Failure>,
-    ) -> Self {
-        let packed = AnyWeights::Product(packed);
-        Self { packed, target, op, n, k, format, down: None, experts: 0, activation }
+impl From<PackedLayer> for dualgemm_weights {
+    /// Of no checkpoint that states an activation.
+    fn from(layer: PackedLayer) -> Self {
+        Self { layer, activation: Ok(Activation::default()) }
     }
+}
 
-    fn linear(layer: &Linear<'_>, target: Target) -> Result<Self, Failure> {
-        let shape = (layer.n(), layer.k(), layer.weight.format());
-        let plan = DualGemm::plan_linear_for_packing((shape.0, shape.1), shape.2, &target)?;
-        let packed = plan.prepack(layer)?;
-        Ok(Self::product((packed, target, Operation::Linear), shape, Ok(Activation::default())))
-    }
-
-    /// A whole MLP, or a mixture of them, which all have the shape of the first.
-    fn mlps(
-        mlps: Vec<GatedMlp<'_>>,
-        mixture: bool,
-        target: Target,
-        activation: Result<Activation, Failure>,
-    ) -> Result<Self, Failure> {
-        let Some(first) = mlps.first() else {
-            return Err(Failure::argument("experts: are 0; at least 1 is needed".into()));
-        };
-        let (n, k, format) = (first.gate_up.n(), first.gate_up.k(), first.gate_up.gate.format());
-        let down = (first.down.n(), first.down.weight.format());
-        let gate_up =
-            DualGemmDesc { out: OutFormat::Bf16, ..DualGemmDesc::new(1, n, k, AFormat::Bf16, format) };
-        let mlp = MlpDesc::new(gate_up, down.0, down.1, OutFormat::Bf16);
-        let experts = if mixture { mlps.len() } else { 0 };
-        let packed = match mixture {
-            false => AnyWeights::Mlp(MlpPlan::new(&mlp, &target)?.prepack(first)?),
-            true => {
-                let router = RouterWeights::Output;
-                let desc = MixtureDesc { mlp, experts, top_k: 1, router, shared: None };
-                let each = mlps.into_iter().map(|mlp| Ok::<_, dualgemm::Error>(Some(mlp)));
-                AnyWeights::Mixture(MixturePlan::new(&desc, &target)?.prepack(each, None)?)
-            }
-        };
-        let op = Operation::GateUp;
-        Ok(Self { packed, target, op, n, k, format, down: Some(down), experts, activation })
-    }
-
-    /// The problem of a description.
-    pub(crate) fn describe(
-        &self,
-        product: DualGemmDesc,
-        (between, out, top_k): (OutFormat, OutFormat, usize),
-    ) -> Result<AnyDesc, Failure> {
-        let Some((h, format)) = self.down else {
-            return Ok(AnyDesc::Product(match self.op {
-                Operation::Linear => DualGemmDesc {
-                    quantize_a: product.quantize_a,
-                    out,
-                    ..DualGemmDesc::linear(product.m, product.n, product.k, product.a, product.b)
-                },
-                Operation::GateUp => DualGemmDesc { out, ..product },
-            }));
-        };
-        let mlp = MlpDesc::new(DualGemmDesc { out: between, ..product }, h, format, out);
-        Ok(match self.experts {
-            0 => AnyDesc::Mlp(mlp),
-            experts => {
-                let router = RouterWeights::Output;
-                AnyDesc::Mixture(MixtureDesc { mlp, experts, top_k, router, shared: None })
-            }
-        })
-    }
+/// A whole MLP, or a mixture of them, which all have the shape of the first.
+fn pack_mlps(mlps: Vec<GatedMlp<'_>>, mixture: bool, target: Target) -> Result<PackedLayer, Failure> {
+    let Some(first) = mlps.first() else {
+        return Err(Failure::argument("experts: are 0; at least 1 is needed".into()));
+    };
+    Ok(match mixture {
+        false => PackedLayer::mlp(first, target)?,
+        true => {
+            let (shape, each) = (LayerShape::mlp(first), mlps.into_iter().map(Ok::<_, dualgemm::Error>));
+            PackedLayer::mixture(shape, RouterWeights::Output, each, target)?
+        }
+    })
 }
 
 /// Hands a new object to C.
@@ -221,7 +151,7 @@ pub unsafe extern "C" fn dualgemm_linear_from_checkpoint(
         // SAFETY: `module` is a string or null, by the caller's word.
         let module = unsafe { text("module", module) }?;
         let pack = |checkpoint: &Checkpoint, target| {
-            dualgemm_weights::linear(&dualgemm::linear(checkpoint.linear(module)?), target)
+            Ok(PackedLayer::product(&dualgemm::linear(checkpoint.linear(module)?), target)?.into())
         };
         // SAFETY: strings or null, and `out` can be written, by the caller's word.
         unsafe { give_packed(target, path, out, pack) }
@@ -245,7 +175,7 @@ pub unsafe extern "C" fn dualgemm_mlp_from_checkpoint(
             let gate_up = dualgemm::weights(checkpoint.gate_up(layer)?);
             let mlp = GatedMlp { gate_up, down: dualgemm::linear(checkpoint.down(layer)?) };
             let activation = activation_of(checkpoint, layer, MlpKind::Dense);
-            dualgemm_weights::mlps(vec![mlp], false, target, activation)
+            Ok(dualgemm_weights { layer: PackedLayer::mlp(&mlp, target)?, activation })
         };
         // SAFETY: strings or null, and `out` can be written, by the caller's word.
         unsafe { give_packed(target, path, out, pack) }
@@ -281,7 +211,7 @@ pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
             };
             let mlps = (0..count).map(read).collect::<Result<Vec<_>, dualgemm::Error>>()?;
             let activation = activation_of(checkpoint, layer, MlpKind::Experts);
-            dualgemm_weights::mlps(mlps, true, target, activation)
+            Ok(dualgemm_weights { layer: pack_mlps(mlps, true, target)?, activation })
         };
         // SAFETY: strings or null, and `out` can be written, by the caller's word.
         unsafe { give_packed(target, path, out, pack) }
@@ -318,7 +248,7 @@ pub unsafe extern "C" fn dualgemm_mlps_from_tensors(
         let mlps = (0..experts.max(1)).map(read).collect::<Result<Vec<_>, _>>()?;
         // SAFETY: `target` is a string or null, by the caller's word.
         let target = unsafe { device::target(target) }?;
-        let pack = || dualgemm_weights::mlps(mlps, experts > 0, target, Ok(Activation::default()));
+        let pack = || Ok(pack_mlps(mlps, experts > 0, target)?.into());
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, pack) }
     })
@@ -345,7 +275,7 @@ pub unsafe extern "C" fn dualgemm_linear_from_tensors(
         // SAFETY: `target` is a string or null, by the caller's word.
         let target = unsafe { device::target(target) }?;
         // SAFETY: `out` can be written, by the caller's word.
-        unsafe { give("out", out, || dualgemm_weights::linear(&layer, target)) }
+        unsafe { give("out", out, || Ok(PackedLayer::product(&layer, target)?.into())) }
     })
 }
 
@@ -358,22 +288,15 @@ fn from_checkpoint(
 ) -> Result<dualgemm_weights, Failure> {
     let source = checkpoint.gate_up_source(layer)?;
     let (n, k, format) = (source.n(), source.k(), source.format());
-    let tensor = || format!("the down projection of layer {layer}");
-    if rank >= world {
-        return Err(formats::Error::ShardRank { tensor: tensor(), rank, ranks: world }.into());
-    }
     // The features are columns of the down projection, whose blocks are never split.
-    let blocks = n / format.block_len();
-    if world > 1 && !(n.is_multiple_of(format.block_len()) && blocks.is_multiple_of(world)) {
-        return Err(formats::Error::ShardSplitsBlock { tensor: tensor(), k: n, ranks: world, format }.into());
-    }
-    let n = n / world;
-    let (first, end) = (rank * n, (rank + 1) * n);
-    let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
-    let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
-    let packed = plan.prepack_runs((first..end).step_by(RUN).map(run))?;
+    let features = format.shard(&format!("the down projection of layer {layer}"), n, rank, world)?;
+    let shape = LayerShape::gate_up(features.len(), k, format);
+    let run = |at: usize| Ok(dualgemm::weights(source.features(at..features.end.min(at + RUN))?));
+    let plan = DualGemm::plan_for_packing((shape.n, k), format, &target)?;
+    let packed = plan.prepack_runs(features.clone().step_by(RUN).map(run))?;
     let activation = activation_of(checkpoint, layer, MlpKind::Dense);
-    Ok(dualgemm_weights::product((packed, target, Operation::GateUp), (n, k, format), activation))
+    let layer = PackedLayer { weights: AnyWeights::Product(packed), target, shape };
+    Ok(dualgemm_weights { layer, activation })
 }
 
 /// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
@@ -396,12 +319,7 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
         let weights = unsafe { GateUp::new(gate.quantized("gate")?, up.quantized("up")?) };
         // SAFETY: `target` is a string or null, by the caller's word.
         let target = unsafe { device::target(target) }?;
-        let pack = || {
-            let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
-            let packed = DualGemm::plan_for_packing((n, k), format, &target)?.prepack(&weights)?;
-            let packed = (packed, target, Operation::GateUp);
-            Ok(dualgemm_weights::product(packed, (n, k, format), Ok(Activation::default())))
-        };
+        let pack = || Ok(PackedLayer::product(&weights, target)?.into());
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, pack) }
     })
@@ -466,9 +384,9 @@ unsafe fn from_device(
     };
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     // SAFETY: the caller's promise.
-    let packed = unsafe { plan.prepack_device(&pair, stream) }?;
-    let packed = (packed, target, Operation::GateUp);
-    Ok(dualgemm_weights::product(packed, (n, k, format), Ok(Activation::default())))
+    let weights = AnyWeights::Product(unsafe { plan.prepack_device(&pair, stream) }?);
+    let shape = LayerShape::gate_up(n, k, format);
+    Ok(PackedLayer { weights, target, shape }.into())
 }
 
 /// The shape of what plans for the weights compute: `n` features of C, `k` elements of A. Either pointer may be null.
@@ -484,7 +402,8 @@ pub unsafe extern "C" fn dualgemm_weights_shape(
     report(|| {
         // SAFETY: `weights` is a handle, by the caller's word.
         let weights = unsafe { borrow("weights", weights) }?;
-        for (to, value) in [(n, weights.down.map_or(weights.n, |(n, _)| n)), (k, weights.k)] {
+        let (features, elements) = weights.layer.shape.ends();
+        for (to, value) in [(n, features), (k, elements)] {
             // SAFETY: null, or can be written, by the caller's word.
             if let Some(to) = unsafe { to.as_mut() } {
                 *to = value;

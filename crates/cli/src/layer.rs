@@ -191,20 +191,7 @@ impl<'c> Layer<'c> {
     /// The features of one rank of a tensor-parallel group. They are columns of the down projection, whose blocks are
     /// never split.
     pub fn shard(&self, rank: usize, ranks: usize) -> Result<Range<usize>, formats::Error> {
-        let (n, tensor) = (self.n(), || format!("the down projection of layer {}", self.number));
-        if rank >= ranks {
-            return Err(formats::Error::ShardRank { tensor: tensor(), rank, ranks });
-        }
-        if ranks > 1 && !n.is_multiple_of(ranks * self.format().block_len()) {
-            return Err(formats::Error::ShardSplitsBlock {
-                tensor: tensor(),
-                k: n,
-                ranks,
-                format: self.format(),
-            });
-        }
-        let features = n / ranks;
-        Ok(rank * features..(rank + 1) * features)
+        self.format().shard(&format!("the down projection of layer {}", self.number), self.n(), rank, ranks)
     }
 
     /// Brings some features into the order of the kernels, a run of them at a time, and lets go of what was read.

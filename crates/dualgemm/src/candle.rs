@@ -29,11 +29,9 @@ use candle_core::{
 use half::{bf16, f16};
 
 use crate::checkpoint::{Checkpoint, MlpKind, OpenOptions};
-use crate::formats::{BlockFormat, FloatMatrix, Matrix, QuantizedMatrix};
-use crate::gemm::{
-    self, AFormat, AOperand, DualGemmDesc, Epilogue, GateUp, MlpDesc, OutFormat, OutputMut, QuantizeA,
-};
-use crate::{AnyDesc, AnyPlan, AnyRunner, AnyWeights, DualGemm, PackedMlp, PackedWeights, Target};
+use crate::formats::{FloatMatrix, FloatType, Matrix, QuantizedMatrix};
+use crate::gemm::{self, AOperand, Epilogue, GateUp, OutputMut, QuantizeA};
+use crate::{AnyDesc, AnyPlan, AnyRunner, LayerCall, PackedLayer, Target};
 
 #[cfg(feature = "candle-cuda")]
 mod cuda;
@@ -74,24 +72,11 @@ impl Options {
 
 #[derive(Debug)]
 struct Packed {
-    weights: AnyWeights,
-    target: Target,
-    /// Features of C, and elements of a row of x.
-    n: usize,
-    k: usize,
-    what: What,
+    layer: PackedLayer,
+    epilogue: Epilogue,
     quantize_a: QuantizeA,
     /// M is rounded up to a power of two, so that there are few.
     runners: Mutex<Vec<Kept>>,
-}
-
-/// What is computed of weights in these formats.
-#[derive(Debug, Clone, Copy)]
-enum What {
-    SwiGlu(BlockFormat, Epilogue),
-    Linear(BlockFormat),
-    /// With so many features between the products.
-    Mlp(BlockFormat, Epilogue, usize, BlockFormat),
 }
 
 /// A runner that no call is using. Calls on one stream may share its scratch memory, calls on two may not.
@@ -111,12 +96,12 @@ macro_rules! operator {
         impl $name {
             /// Features of C.
             pub fn n(&self) -> usize {
-                self.0.n
+                self.0.layer.shape.ends().0
             }
 
             /// Elements of a row of x.
             pub fn k(&self) -> usize {
-                self.0.k
+                self.0.layer.shape.k
             }
         }
 
@@ -170,11 +155,8 @@ impl SwiGlu {
     /// # Errors
     /// If the halves do not belong together, or the device is not there.
     pub fn new(weights: &GateUp<'_>, options: &Options) -> Result<Self> {
-        let target = options.target()?;
-        let what = What::SwiGlu(weights.gate.format(), options.epilogue.unwrap_or_default());
-        let shape = (weights.n(), weights.k());
-        let weights = AnyWeights::Product(pack_gate_up(weights, &target)?);
-        Ok(Self(Packed::new(weights, shape, what, options, target)))
+        let layer = PackedLayer::product(weights, options.target()?).map_err(Error::wrap)?;
+        Ok(Self(Packed::new(layer, options)))
     }
 }
 
@@ -187,10 +169,8 @@ impl Linear {
         if options.epilogue.is_some() {
             candle_core::bail!("an epilogue is for gate and up; {} is a linear layer", layer.weight.name());
         }
-        let target = options.target()?;
-        let (weights, what) = (pack_linear(layer, &target)?, What::Linear(layer.weight.format()));
-        let shape = (layer.n(), layer.k());
-        Ok(Self(Packed::new(AnyWeights::Product(weights), shape, what, options, target)))
+        let layer = PackedLayer::product(layer, options.target()?).map_err(Error::wrap)?;
+        Ok(Self(Packed::new(layer, options)))
     }
 
     /// A module of a checkpoint by its name.
@@ -209,18 +189,8 @@ impl Mlp {
     /// # Errors
     /// If its parts do not belong together, or the device is not there.
     pub fn new(mlp: &gemm::GatedMlp<'_>, options: &Options) -> Result<Self> {
-        let (gate_up, down) = (&mlp.gate_up, &mlp.down);
-        if down.k() != gate_up.n() {
-            let (name, found, n) = (down.weight.name(), down.k(), gate_up.n());
-            candle_core::bail!("{name}: K is {found}; {n}, the features of gate and up, is needed");
-        }
-        let target = options.target()?;
-        let packed =
-            PackedMlp { gate_up: pack_gate_up(gate_up, &target)?, down: pack_linear(down, &target)? };
-        let epilogue = options.epilogue.unwrap_or_default();
-        let what = What::Mlp(gate_up.gate.format(), epilogue, gate_up.n(), down.weight.format());
-        let shape = (down.n(), gate_up.k());
-        Ok(Self(Packed::new(AnyWeights::Mlp(packed), shape, what, options, target)))
+        let layer = PackedLayer::mlp(mlp, options.target()?).map_err(Error::wrap)?;
+        Ok(Self(Packed::new(layer, options)))
     }
 
     /// A layer's dense MLP.
@@ -251,52 +221,27 @@ fn dense<'c>(checkpoint: &'c Checkpoint, layer: usize, options: &Options) -> Res
     Ok((crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?), options))
 }
 
-fn pack_gate_up(weights: &GateUp<'_>, target: &Target) -> Result<PackedWeights> {
-    let plan = DualGemm::plan_for_packing((weights.n(), weights.k()), weights.gate.format(), target);
-    plan.and_then(|plan| plan.prepack(weights)).map_err(Error::wrap)
-}
-
-fn pack_linear(layer: &gemm::Linear<'_>, target: &Target) -> Result<PackedWeights> {
-    layer.check().map_err(Error::wrap)?;
-    let plan = DualGemm::plan_linear_for_packing((layer.n(), layer.k()), layer.weight.format(), target);
-    plan.and_then(|plan| plan.prepack(layer)).map_err(Error::wrap)
-}
-
 impl Packed {
-    fn new(
-        weights: AnyWeights,
-        (n, k): (usize, usize),
-        what: What,
-        options: &Options,
-        target: Target,
-    ) -> Arc<Self> {
-        let (quantize_a, runners) = (options.quantize_a, Mutex::default());
-        Arc::new(Self { weights, target, n, k, what, quantize_a, runners })
+    fn new(layer: PackedLayer, options: &Options) -> Arc<Self> {
+        let (epilogue, quantize_a) = (options.epilogue.unwrap_or_default(), options.quantize_a);
+        Arc::new(Self { layer, epilogue, quantize_a, runners: Mutex::default() })
     }
 
     /// The problem of so many rows of a type.
     fn desc<T: Float>(&self, rows: usize) -> AnyDesc {
-        let (m, n, k) = (rows.next_power_of_two(), self.n, self.k);
-        let with = |desc| DualGemmDesc { quantize_a: self.quantize_a, out: T::OUT, ..desc };
-        match self.what {
-            What::SwiGlu(format, epilogue) => {
-                AnyDesc::Product(DualGemmDesc { epilogue, ..with(DualGemmDesc::new(m, n, k, T::A, format)) })
-            }
-            What::Linear(format) => AnyDesc::Product(with(DualGemmDesc::linear(m, n, k, T::A, format))),
-            What::Mlp(format, epilogue, hidden, down) => {
-                let gate_up = with(DualGemmDesc::new(m, hidden, k, T::A, format));
-                AnyDesc::Mlp(MlpDesc::new(DualGemmDesc { epilogue, ..gate_up }, n, down, T::OUT))
-            }
-        }
+        let &Self { epilogue, quantize_a, .. } = self;
+        let call = LayerCall::new(rows.next_power_of_two(), T::TYPE.into(), T::TYPE.into());
+        self.layer.shape.describe(&LayerCall { epilogue, quantize_a, between: T::TYPE.into(), ..call })
     }
 
     /// Rows of x and the shape of C.
     fn shapes(&self, x: &Layout) -> Result<(usize, Shape)> {
+        let (n, k) = self.layer.shape.ends();
         match x.dims().split_last() {
-            Some((&k, lead)) if k == self.k => {
-                Ok((lead.iter().product(), Shape::from([lead, &[self.n]].concat())))
+            Some((&found, lead)) if found == k => {
+                Ok((lead.iter().product(), Shape::from([lead, &[n]].concat())))
             }
-            _ => candle_core::bail!("x has shape {:?}; [..., {}] is needed", x.dims(), self.k),
+            _ => candle_core::bail!("x has shape {:?}; [..., {k}] is needed", x.dims()),
         }
     }
 
@@ -317,10 +262,10 @@ impl Packed {
         let mut runner = match found {
             Some(runner) => runner,
             None => {
-                let runner = AnyPlan::new(&desc, &self.target).and_then(|plan| plan.runner());
+                let runner = AnyPlan::new(&desc, &self.layer.target).and_then(|plan| plan.runner());
                 let runner = runner.map_err(Error::wrap)?;
                 #[cfg(feature = "cuda")]
-                runner.warm(&self.weights).map_err(Error::wrap)?;
+                runner.warm(&self.layer.weights).map_err(Error::wrap)?;
                 runner
             }
         };
@@ -342,12 +287,14 @@ impl Packed {
 
     /// C of a tensor of the processor.
     fn cpu<T: Float>(&self, x: &[T], layout: &Layout, rows: usize) -> Result<Vec<T>> {
-        let mut c = vec![T::zero(); rows * self.n];
+        let (n, k) = self.layer.shape.ends();
+        let mut c = vec![T::zero(); rows * n];
         if rows > 0 {
             let (start, end) = span(layout)?;
-            let matrix = Matrix::new("x", rows, self.k, &x[start..end]).map_err(Error::wrap)?;
+            let matrix = Matrix::new("x", rows, k, &x[start..end]).map_err(Error::wrap)?;
             let a = AOperand::Float(T::a(matrix));
-            let run = |runner: &mut AnyRunner| runner.run(&a, &self.weights, None, (T::c(&mut c), false));
+            let run =
+                |runner: &mut AnyRunner| runner.run(&a, &self.layer.weights, None, (T::c(&mut c), false));
             self.with_runner::<T, _>(rows, 0, run)?;
         }
         Ok(c)
@@ -356,8 +303,7 @@ impl Packed {
 
 /// Types of x and C.
 trait Float: WithDType {
-    const A: AFormat;
-    const OUT: OutFormat;
+    const TYPE: FloatType;
 
     fn a(x: Matrix<'_, Self>) -> FloatMatrix<'_>;
     fn c(c: &mut [Self]) -> OutputMut<'_>;
@@ -366,8 +312,7 @@ trait Float: WithDType {
 macro_rules! float {
     ($type:ty, $variant:ident) => {
         impl Float for $type {
-            const A: AFormat = AFormat::$variant;
-            const OUT: OutFormat = OutFormat::$variant;
+            const TYPE: FloatType = FloatType::$variant;
 
             fn a(x: Matrix<'_, Self>) -> FloatMatrix<'_> {
                 FloatMatrix::$variant(x)

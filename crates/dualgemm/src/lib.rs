@@ -12,6 +12,7 @@ pub mod check;
 pub mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod layer;
 pub mod mixture;
 pub mod mlp;
 #[cfg(feature = "cuda")]
@@ -40,6 +41,7 @@ pub use error::Error;
 pub use gpu::GpuId;
 #[cfg(feature = "sim")]
 pub use gpu::SimArch;
+pub use layer::{LayerCall, LayerShape, PackedLayer};
 pub use mixture::{MixtureDesc, MixturePlan, MixtureRunner, PackedMixture};
 pub use mlp::{MlpPlan, MlpRunner, PackedMlp};
 pub use operation::{AnyDesc, AnyPlan, AnyRunner, AnyWeights};

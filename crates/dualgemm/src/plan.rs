@@ -32,6 +32,26 @@ impl Default for Target {
 }
 
 #[cfg(feature = "cuda")]
+impl std::str::FromStr for Target {
+    type Err = Error;
+
+    /// The target of a name: `cpu`, or that of a GPU.
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Ok(if name == "cpu" { Self::default() } else { Self::Gpu(name.parse()?, GpuOptions::default()) })
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu(_) => f.write_str("cpu"),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(id, _) => id.fmt(f),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
 impl Target {
     /// The NVIDIA GPU of that number, with everything chosen for it.
     pub fn cuda(ordinal: i32) -> Self {

@@ -181,7 +181,10 @@ fn the_whole_mlp_is_one_operator_close() -> Result<()> {
     let gate = dualgemm::gemm::Linear { weight: gate_up.gate.clone(), bias: None };
     let wrong = dualgemm::gemm::GatedMlp { gate_up, down: gate };
     let message = Mlp::new(&wrong, &Options::default()).unwrap_err().to_string();
-    assert!(message.contains("K is 576; 1536, the features of gate and up, is needed"), "{message}");
+    assert!(
+        message.contains("the problem asks for K = 1536, the features of model.layers.0.mlp.gate_proj"),
+        "{message}"
+    );
     Ok(())
 }
 

@@ -2,7 +2,28 @@
 
 use std::ops::Range;
 
-use crate::{Error, QuantizedMatrix};
+use crate::{BlockFormat, Error, QuantizedMatrix};
+
+impl BlockFormat {
+    /// The part of K elements, or of features that are K of a matrix which follows, that belongs to one rank: whole blocks, as
+    /// many for each. `tensor` is what the error calls the matrix.
+    ///
+    /// # Errors
+    /// If `rank` is not below `ranks`, or several ranks would not have whole blocks.
+    pub fn shard(self, tensor: &str, k: usize, rank: usize, ranks: usize) -> Result<Range<usize>, Error> {
+        check_rank(tensor, rank, ranks)?;
+        let block = self.block_len();
+        if ranks > 1 && !(k.is_multiple_of(block) && (k / block).is_multiple_of(ranks)) {
+            return Err(Error::ShardSplitsBlock { tensor: tensor.into(), k, ranks, format: self });
+        }
+        let k = k / ranks;
+        Ok(rank * k..(rank + 1) * k)
+    }
+}
+
+fn check_rank(tensor: &str, rank: usize, ranks: usize) -> Result<(), Error> {
+    if rank < ranks { Ok(()) } else { Err(Error::ShardRank { tensor: tensor.into(), rank, ranks }) }
+}
 
 impl QuantizedMatrix<'_> {
     /// Consecutive rows of the matrix. Codes are borrowed, scales keep their layout.
@@ -21,7 +42,7 @@ impl QuantizedMatrix<'_> {
     /// # Errors
     /// If `rank` is not below `ranks` or the rows do not divide evenly.
     pub fn shard_rows(&self, rank: usize, ranks: usize) -> Result<QuantizedMatrix<'_>, Error> {
-        self.check_rank(rank, ranks)?;
+        check_rank(self.name(), rank, ranks)?;
         if !self.rows().is_multiple_of(ranks) {
             let (tensor, rows) = (self.name().into(), self.rows());
             return Err(Error::ShardRows { tensor, rows, ranks });
@@ -35,24 +56,8 @@ impl QuantizedMatrix<'_> {
     /// # Errors
     /// If `rank` is not below `ranks` or a part would not be whole blocks.
     pub fn shard_k(&self, rank: usize, ranks: usize) -> Result<QuantizedMatrix<'_>, Error> {
-        self.check_rank(rank, ranks)?;
-        if !self.blocks().is_multiple_of(ranks) {
-            return Err(Error::ShardSplitsBlock {
-                tensor: self.name().into(),
-                k: self.k(),
-                ranks,
-                format: self.format(),
-            });
-        }
-        let k = self.k() / ranks;
-        self.part(0, self.rows(), rank * k, k)
-    }
-
-    fn check_rank(&self, rank: usize, ranks: usize) -> Result<(), Error> {
-        if rank < ranks {
-            return Ok(());
-        }
-        Err(Error::ShardRank { tensor: self.name().into(), rank, ranks })
+        let columns = self.format().shard(self.name(), self.k(), rank, ranks)?;
+        self.part(0, self.rows(), columns.start, columns.len())
     }
 
     /// `rows` rows from `row` and `k` elements from `first_k`, whole blocks; scales keep their layout.

@@ -40,7 +40,7 @@ impl Packed {
         let (start, end) = span(layout)?;
         let x = storage.as_cuda_slice::<T>()?.slice(start..end);
         // SAFETY: the kernel writes all of it before anything on this stream can read it.
-        let mut c = unsafe { device.alloc::<T>(rows * self.n) }?;
+        let mut c = unsafe { device.alloc::<T>(rows * self.layer.shape.ends().0) }?;
         if rows > 0 {
             let stream = device.cuda_stream();
             // While these guards live, candle's memory is in use by this stream.
@@ -48,14 +48,14 @@ impl Packed {
             let (result, _writing) = c.device_ptr_mut(&stream);
             let call = DeviceCall {
                 m: rows,
-                a: DeviceA::Float { values: DevicePtr(values), pitch: self.k * size_of::<T>() },
+                a: DeviceA::Float { values: DevicePtr(values), pitch: self.layer.shape.k * size_of::<T>() },
                 c: DeviceC::Float(DevicePtr(result)),
             };
             let handle = stream.cu_stream().addr() as u64;
             self.with_runner::<T, _>(rows, handle, |runner| {
                 // SAFETY: x and C are candle's, of this shape, and in use by its stream, which is of the primary context and
                 // there as long as `stream`; a runner is for calls on one stream.
-                unsafe { runner.run_device(&call, None, &self.weights, Stream::raw(handle)) }
+                unsafe { runner.run_device(&call, None, &self.layer.weights, Stream::raw(handle)) }
             })?;
         }
         Ok(CudaStorage::wrap_cuda_slice(c, device.clone()))

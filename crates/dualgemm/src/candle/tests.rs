@@ -20,7 +20,7 @@ fn weights() -> GateUp<'static> {
 fn c<T: Float>(packed: &Packed, rows: usize) -> Vec<f64> {
     let x: Vec<T> = (0..rows * K).map(|i| T::from_f64((i as f64 * 0.29).cos())).collect();
     let layout = Layout::contiguous((rows, K));
-    let c = packed.cpu(&x, &layout, rows).unwrap_or_else(|e| panic!("{:?}: {e}", packed.target));
+    let c = packed.cpu(&x, &layout, rows).unwrap_or_else(|e| panic!("{}: {e}", packed.layer.target));
     c.into_iter().map(T::to_f64).collect()
 }
 
@@ -31,24 +31,17 @@ fn rel_l2(got: &[f64], want: &[f64]) -> f64 {
 
 /// The three operators of these weights, down being the first rows of gate, as many as K.
 fn packed(what: usize, options: &Options, target: Target) -> Arc<Packed> {
-    let weights = weights();
-    let (format, epilogue) = (BlockFormat::Nvfp4, Epilogue::default());
-    let gate_up = pack_gate_up(&weights, &target).unwrap();
     let layer = |rows, k| {
         let values: Vec<f32> = (0..rows * k).map(|i| (i as f32 * 0.41).sin()).collect();
         let matrix = FloatMatrix::F32(Matrix::new("w", rows, k, values).unwrap());
-        let weight = quantize("w", &matrix, Producer::Te, Search::Plain).unwrap();
-        pack_linear(&gemm::Linear { weight, bias: None }, &target).unwrap()
+        gemm::Linear::new(quantize("w", &matrix, Producer::Te, Search::Plain).unwrap())
     };
-    let (weights, n, what) = match what {
-        0 => (AnyWeights::Product(gate_up), N, What::SwiGlu(format, epilogue)),
-        1 => (AnyWeights::Product(layer(N, K)), N, What::Linear(format)),
-        _ => {
-            let mlp = PackedMlp { gate_up, down: layer(K, N) };
-            (AnyWeights::Mlp(mlp), K, What::Mlp(format, epilogue, N, format))
-        }
+    let packed = match what {
+        0 => PackedLayer::product(&weights(), target),
+        1 => PackedLayer::product(&layer(N, K), target),
+        _ => PackedLayer::mlp(&gemm::GatedMlp { gate_up: weights(), down: layer(K, N) }, target),
     };
-    Packed::new(weights, (n, K), what, options, target)
+    Packed::new(packed.unwrap(), options)
 }
 
 /// Weights are packed once for whatever comes: plans of one card may read them in different orders.
