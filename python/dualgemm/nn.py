@@ -45,8 +45,9 @@ class Packed(torch.nn.Module):
 
     def _compute(self, x, *routing):
         # As torch's own linear layers.
-        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        kind = "cpu" if x.is_cpu else "cuda" if x.is_cuda else None
+        if kind and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(kind))
         # An operator of torch takes longer to call than a small layer to compute.
         if not x.is_cpu or is_followed(torch, x):
             return _torch.call(self._operation, x, self.weights, None, self._how, self._more, routing)
