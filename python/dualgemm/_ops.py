@@ -69,14 +69,10 @@ def swiglu(
     to_nvfp4 = out_dtype is not None and dtype_name(out_dtype) == "nvfp4"
     if not to_nvfp4 and (out_scale is not None or out_scale_layout != "linear"):
         raise OperandError('out_scale and out_scale_layout are for out_dtype="nvfp4"')
-    followed = _followed(a, out, stream, to_nvfp4)
-    if followed:
-        return followed.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
-    if to_nvfp4:
-        options = (quantize_a, activation, round_gate_up_to_bf16, _stream(a, stream))
-        return _to_nvfp4(a, w, out, options, out_scale, out_scale_layout)
-    how = (quantize_a, activation)
-    return floats(a, w, out, out_dtype, how, (round_gate_up_to_bf16,), stream=stream)
+    how, more = (quantize_a, activation), (round_gate_up_to_bf16,)
+    if to_nvfp4 and not _followed(a, out, stream, to_nvfp4):
+        return _to_nvfp4(a, w, out, (*how, *more, _stream(a, stream)), out_scale, out_scale_layout)
+    return _computed("swiglu", a, w, out, out_dtype, how, more, stream=stream)
 
 
 def linear(a, w, out=None, *, bias=None, out_dtype=None, quantize_a=None):
@@ -101,10 +97,7 @@ def linear(a, w, out=None, *, bias=None, out_dtype=None, quantize_a=None):
         return floats(a, _dualgemm.FloatLinear(w, bias), out, out_dtype, ())
     if bias is not None:
         raise OperandError("bias is for an array of floats; a dualgemm.Linear has its own")
-    followed = _followed(a, out)
-    if followed:
-        return followed.linear(a, w, out_dtype, quantize_a)
-    return floats(a, w, out, out_dtype, (quantize_a,))
+    return _computed("linear", a, w, out, out_dtype, (quantize_a,))
 
 
 def mlp(a, w, out=None, *, out_dtype=None, quantize_a=None, quantize_hidden=None):
@@ -118,10 +111,7 @@ def mlp(a, w, out=None, *, out_dtype=None, quantize_a=None, quantize_hidden=None
     """
     if not isinstance(w, Mlp):
         raise TypeError(f"w is a {type(w).__name__}; a dualgemm.Mlp is needed")
-    followed = _followed(a, out)
-    if followed:
-        return followed.mlp(a, w, out_dtype, quantize_a, quantize_hidden)
-    return floats(a, w, out, out_dtype, (quantize_a, quantize_hidden))
+    return _computed("mlp", a, w, out, out_dtype, (quantize_a, quantize_hidden))
 
 
 def experts(
@@ -143,10 +133,8 @@ def experts(
     if add and out is None:
         raise OperandError("add needs out, the array that is added to")
     matrix_shape("a", first_array(a))
-    followed = _followed(a, out)
-    if followed:
-        return followed.experts(a, topk_ids, topk_weights, w, out_dtype, quantize_a, quantize_hidden)
-    return floats(a, w, out, out_dtype, (quantize_a, quantize_hidden), (add,), (topk_ids, topk_weights))
+    how = (quantize_a, quantize_hidden)
+    return _computed("experts", a, w, out, out_dtype, how, (add,), (topk_ids, topk_weights))
 
 
 # By experts and device, where each number of an expert is among those that are here, and what is beyond them.
@@ -164,18 +152,24 @@ def _choices(torch, w, ids, weights):
 
 
 def _followed(a, out, stream=None, to_nvfp4=False):
-    """The module of operators, if torch has to see one: torch.compile sees it as opaque, and autograd says that it has no
-    derivative."""
+    """Whether torch has to see an operator: torch.compile sees it as opaque, and autograd says that it has no derivative."""
     torch = torch_of(a)
     if torch is None or not is_followed(torch, a):
-        return None
+        return False
     if out is not None or stream is not None or to_nvfp4:
         raise OperandError(
             "out, stream and nvfp4 results are not available where torch compiles, traces or differentiates"
         )
-    from . import _torch
+    return True
 
-    return _torch
+
+def _computed(name, a, w, out, out_dtype, how, more=(), routing=(), stream=None):
+    """C by an operator where torch has to see one, else at once; see :func:`floats`."""
+    if _followed(a, out, stream):
+        from . import _torch
+
+        return _torch.call(name, a, w, out_dtype, how, more, routing)
+    return floats(a, w, out, out_dtype, how, more, routing, stream)
 
 
 def _stream(a, stream):

@@ -43,7 +43,7 @@ def experts_of(checkpoint, layer, group):
     if layer is None and len(layers) == 1:
         layer = layers[0]
     if layer not in layers:
-        raise OperandError(f"layer: is {layer}; {checkpoint.path} has experts in {', '.join(map(str, layers)) or 'none'}")
+        raise OperandError(f"layer: is {layer}; {checkpoint.path} has experts in {', '.join(map(str, layers)) or 'no layer'}")
     count = checkpoint._check_mlp(layer, "experts", None, None)[0]
     of = rank_of(group)
     rank, world = of["rank"], of["world"]

@@ -29,10 +29,30 @@ def handle(w, name=None):
     return number
 
 
-def _operator(function):
-    """The operator of a function, its shapes, and the word that it has no derivative."""
-    name = function.__name__.lstrip("_")
-    operator = torch.library.custom_op(f"dualgemm::{name}", mutates_args=())(function)
+#: What each operator takes beside A, the number of its weights, N and the type of C.
+OPERATORS = {
+    "swiglu": "str quantize_a, str activation, bool round_gate_up_to_bf16",
+    "linear": "str quantize_a",
+    "mlp": "str quantize_a, str quantize_hidden",
+    "experts": "Tensor topk_ids, Tensor topk_weights, str quantize_a, str quantize_hidden",
+}
+
+
+def _operator(name, takes):
+    """An operator, its shapes, and the word that it has no derivative."""
+
+    def compute(a, weights, n, out_dtype, *rest):
+        w = WEIGHTS.get(weights)
+        if w is None:
+            raise OperandError(f"weights: the number {weights} is that of none that live; a graph keeps none alive")
+        _refuse_tangent(a)
+        routing, how = [t.detach() for t in rest if torch.is_tensor(t)], [t for t in rest if not torch.is_tensor(t)]
+        if name == "swiglu":
+            quantize_a, activation, *more = how
+            how = _quantize_a(quantize_a), activation or None
+        else:
+            how, more = map(_quantize_a, how), [False] * (name == "experts")
+        return floats(a.detach(), w, None, out_dtype, tuple(how), more, routing)
 
     def fake(a, weights, n, out_dtype, *rest):
         return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
@@ -40,57 +60,14 @@ def _operator(function):
     def backward(ctx, grad):
         raise UnsupportedError(f"dualgemm.{name} has no derivative; to differentiate, use weights in floats")
 
+    schema = f"(Tensor a, SymInt weights, SymInt n, ScalarType out_dtype, {takes}) -> Tensor"
+    operator = torch.library.custom_op(f"dualgemm::{name}", compute, mutates_args=(), schema=schema)
     operator.register_fake(fake)
     operator.register_autograd(backward)
 
 
-def _compute(a, number, out_dtype, how, more=(), routing=()):
-    w = WEIGHTS.get(number)
-    if w is None:
-        raise OperandError(f"weights: the number {number} is that of none that live; a graph keeps none alive")
-    _refuse_tangent(a)
-    return floats(a.detach(), w, None, out_dtype, how, more, routing)
-
-
-@_operator
-def _swiglu(
-    a: torch.Tensor,
-    weights: int,
-    n: int,
-    out_dtype: torch.dtype,
-    quantize_a: str,
-    activation: str,
-    round_gate_up_to_bf16: bool,
-) -> torch.Tensor:
-    how = (_quantize_a(quantize_a), activation or None)
-    return _compute(a, weights, out_dtype, how, (round_gate_up_to_bf16,))
-
-
-@_operator
-def _linear(a: torch.Tensor, weights: int, n: int, out_dtype: torch.dtype, quantize_a: str) -> torch.Tensor:
-    return _compute(a, weights, out_dtype, (_quantize_a(quantize_a),))
-
-
-@_operator
-def _mlp(
-    a: torch.Tensor, weights: int, n: int, out_dtype: torch.dtype, quantize_a: str, quantize_hidden: str
-) -> torch.Tensor:
-    return _compute(a, weights, out_dtype, (_quantize_a(quantize_a), _quantize_a(quantize_hidden)))
-
-
-@_operator
-def _experts(
-    a: torch.Tensor,
-    weights: int,
-    n: int,
-    out_dtype: torch.dtype,
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
-    quantize_a: str,
-    quantize_hidden: str,
-) -> torch.Tensor:
-    how = (_quantize_a(quantize_a), _quantize_a(quantize_hidden))
-    return _compute(a, weights, out_dtype, how, (False,), (topk_ids, topk_weights.detach()))
+for _name, _takes in OPERATORS.items():
+    _operator(_name, _takes)
 
 
 def _refuse_tangent(a):
@@ -112,33 +89,16 @@ def quantize_a_text(how, argument="quantize_a"):
     return "" if how is None else how if isinstance(how, str) else repr(float(how))
 
 
-def _head(a, w, out_dtype):
-    """What every operator begins with."""
+def call(name, a, w, out_dtype, how, more=(), routing=()):
+    """An operation through its operator, with the arguments of :func:`dualgemm._ops.floats`."""
     if not torch.compiler.is_compiling():
         # The kernel sees none of those that torch.func makes.
         _refuse_tangent(a)
     out_dtype = a.dtype if out_dtype is None else getattr(torch, float_name(out_dtype, None))
-    return a, handle(w), w.shape[0], out_dtype
-
-
-def swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
-    """``dualgemm.swiglu`` through the operator."""
-    how = quantize_a_text(quantize_a), activation or "", round_gate_up_to_bf16
-    return torch.ops.dualgemm.swiglu(*_head(a, w, out_dtype), *how)
-
-
-def linear(a, w, out_dtype, quantize_a):
-    """``dualgemm.linear`` through the operator."""
-    return torch.ops.dualgemm.linear(*_head(a, w, out_dtype), quantize_a_text(quantize_a))
-
-
-def mlp(a, w, out_dtype, quantize_a, quantize_hidden):
-    """``dualgemm.mlp`` through the operator."""
-    how = quantize_a_text(quantize_a), quantize_a_text(quantize_hidden, "quantize_hidden")
-    return torch.ops.dualgemm.mlp(*_head(a, w, out_dtype), *how)
-
-
-def experts(a, topk_ids, topk_weights, w, out_dtype, quantize_a, quantize_hidden):
-    """``dualgemm.experts`` through the operator."""
-    how = quantize_a_text(quantize_a), quantize_a_text(quantize_hidden, "quantize_hidden")
-    return torch.ops.dualgemm.experts(*_head(a, w, out_dtype), topk_ids, topk_weights, *how)
+    quantize_a, *rest = how
+    if name == "swiglu":
+        rest = [rest[0] or "", *more]
+    else:
+        rest = [quantize_a_text(hidden, "quantize_hidden") for hidden in rest]
+    operator = getattr(torch.ops.dualgemm, name)
+    return operator(a, handle(w), w.shape[0], out_dtype, *routing, quantize_a_text(quantize_a), *rest)

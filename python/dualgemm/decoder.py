@@ -43,7 +43,7 @@ def take_layers(model):
     """Gives the layers that have a call their class, and returns how many there are."""
     layers = [module for module in model.modules() if family(module) and _Parts(module).call is not None]
     for layer in layers:
-        layer.__class__ = _with_one_call(type(layer))
+        layer.__class__ = _with_one_call(_own_class(layer))
     return len(layers)
 
 

@@ -22,6 +22,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
 from ._patch import unsupported
+from .decoder import take_layers
 from .errors import CheckpointError, UnsupportedError
 from .nn import Packed, patch_model
 
@@ -173,6 +174,9 @@ class Quantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model, **kwargs):
         set_loading(model, False)
+        if model.dualgemm_report.attention:
+            # Weights in 16 bits are there now.
+            model.dualgemm_report.layers = take_layers(model)
         del model._adjust_missing_and_unexpected_keys
         # What is saved has the files' names already.
         model._weight_conversions = []

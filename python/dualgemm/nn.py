@@ -37,20 +37,20 @@ class Packed(torch.nn.Module):
     #: True while a loader asks a model for the names of what it has yet to load.
     loading = False
 
-    def __init__(self, weights, operator, how, more=(), texts=(), group=None, split=None):
+    def __init__(self, weights, operation, quantize_a, how, more=(), group=None, split=None):
         super().__init__()
-        self.weights, self.group, self.split = weights, group, split
-        self._operator, self._how, self._more = operator, how, more
-        self._handle, self._n = _torch.handle(weights), weights.shape[0]
-        self._texts = texts
+        _torch.quantize_a_text(quantize_a)
+        self.weights, self.quantize_a, self.group, self.split = weights, quantize_a, group, split
+        self._operation, self._how, self._more = operation, how, more
 
     def _compute(self, x, *routing):
         # As torch's own linear layers.
-        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        kind = "cpu" if x.is_cpu else "cuda" if x.is_cuda else None
+        if kind and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(kind))
         # An operator of torch takes longer to call than a small layer to compute.
         if not x.is_cpu or is_followed(torch, x):
-            return self._operator(x, self._handle, self._n, x.dtype, *routing, *self._texts)
+            return _torch.call(self._operation, x, self.weights, None, self._how, self._more, routing)
         return floats(x, self.weights, None, None, self._how, self._more, routing)
 
     def _summed(self, y):
@@ -229,9 +229,8 @@ class NVFP4Linear(Packed):
     (row-parallel, as down), and sums the results over the ranks."""
 
     def __init__(self, weights, *, quantize_a=None, source=None, split=None, group=None):
-        texts = (_torch.quantize_a_text(quantize_a),)
-        super().__init__(weights, torch.ops.dualgemm.linear, (quantize_a,), texts=texts, group=group, split=split)
-        self.quantize_a, self.source = quantize_a, source
+        super().__init__(weights, "linear", quantize_a, (quantize_a,), group=group, split=split)
+        self.source = source
         self.out_features, self.in_features = weights.shape
 
     @classmethod
@@ -305,17 +304,13 @@ class NVFP4GatedMLP(Packed):
     """
 
     def __init__(self, weights, down_proj=None, *, quantize_a=None, group=None):
-        text = _torch.quantize_a_text(quantize_a)
-        if isinstance(weights, Mlp):
-            if down_proj is not None:
-                raise OperandError("down_proj: is given, and the weights have a down projection")
-            operator = torch.ops.dualgemm.mlp
-            how, more, texts = both(quantize_a), (), tuple(map(_torch.quantize_a_text, both(quantize_a)))
+        if not isinstance(weights, Mlp):
+            super().__init__(weights, "swiglu", quantize_a, (quantize_a, None), (False,), group)
+        elif down_proj is None:
+            super().__init__(weights, "mlp", quantize_a, both(quantize_a), group=group)
         else:
-            operator, how, more, texts = torch.ops.dualgemm.swiglu, (quantize_a, None), (False,), (text, "", False)
-        super().__init__(weights, operator, how, more, texts, group)
+            raise OperandError("down_proj: is given, and the weights have a down projection")
         self.down_proj = down_proj
-        self.quantize_a = quantize_a
 
     @classmethod
     def from_checkpoint(
@@ -359,10 +354,7 @@ class NVFP4Experts(Packed):
     features of all (``split="features"``), takes all tokens, and the results are summed over the ranks."""
 
     def __init__(self, weights, *, quantize_a=None, split=None, group=None):
-        how = both(quantize_a)
-        texts = tuple(map(_torch.quantize_a_text, how))
-        super().__init__(weights, torch.ops.dualgemm.experts, how, (False,), texts, group, split)
-        self.quantize_a = quantize_a
+        super().__init__(weights, "experts", quantize_a, both(quantize_a), (False,), group, split)
         self.num_experts = weights.count
         self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
 

@@ -5,7 +5,7 @@ import copy
 import pickle
 
 import pytest
-from test_model import SMALL, llama, load, saved
+from test_model import SMALL, llama, load, qwen2, qwen3_moe, saved
 
 import dualgemm
 
@@ -23,11 +23,6 @@ IDS = torch.arange(24)[None] * 7 % 95 + 1
 
 def mistral():
     return transformers.MistralConfig(**SMALL, intermediate_size=96, sliding_window=None)
-
-
-def qwen2():
-    """With biases at q, k and v."""
-    return transformers.Qwen2Config(**SMALL, intermediate_size=96)
 
 
 def qwen3():
@@ -227,12 +222,6 @@ def test_modules_of_ours_that_somebody_changes_are_called(patched, calls, monkey
     calls.clear()
     step(model, cache, 5)
     assert calls == [False, False]
-
-
-def qwen3_moe():
-    """With a mixture, and a layer that has none."""
-    more = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
-    return transformers.Qwen3MoeConfig(**SMALL, intermediate_size=96, **more)
 
 
 def mixtral():

@@ -69,6 +69,19 @@ def test_what_was_read_is_saved_exact(tmp_path, producer):
     assert torch.equal(load(tmp_path / "again")(IDS).logits, load(path)(IDS).logits)
 
 
+def test_layers_whose_attention_stays_in_16_bits_take_a_token_in_one_call_close(tmp_path):
+    floats = saved(transformers.Qwen3Config(**SMALL, intermediate_size=96), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", skip=["self_attn"])
+    model = load(tmp_path / "q", torch.bfloat16)
+    assert model.dualgemm_report.layers == 2
+    with torch.no_grad():
+        cache = model(IDS[:1, :8], use_cache=True).cache
+        got = model(IDS[:1, 8:9], cache=cache).logits
+        assert "_one_call" in vars(model.model.layers[1])
+        want = model(IDS[:1, :9]).logits[:, -1:]
+    assert (got - want).abs().max() < 0.15 * want.abs().max()
+
+
 def laguna():
     """Whose files call the shared experts shared_expert."""
     return transformers.LagunaConfig(
