@@ -124,8 +124,8 @@ mod widening {
     pub(super) const HALF_MORE: [u16; 32] = {
         let (mut table, mut scale) = ([0; 32], 0);
         while scale < 32 {
-            let value = f32::from_bits((127 << 3 | scale as u32 % 8) << 20);
-            table[scale] = ((1.5 * value).to_bits() - value.to_bits() >> 16) as u16 | SIGN;
+            let value = f32::from_bits(((127 << 3) | (scale as u32 % 8)) << 20);
+            table[scale] = (((1.5 * value).to_bits() - value.to_bits()) >> 16) as u16 | SIGN;
             scale += 1;
         }
         table
