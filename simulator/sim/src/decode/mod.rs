@@ -149,7 +149,6 @@ fn family(i: &mut Ins<'_>) -> Decoded {
         ("cvt" | "cvta" | "mov" | "isspacep" | "mapa" | "getctarank", _) => convert::decode(i),
         ("ld" | "ldu", _) => ld_st::load(i),
         ("st" | "red", "async") => copy::async_store(i),
-        ("st", "bulk") => copy::st_bulk(i),
         ("st", _) => ld_st::store(i),
         ("ldmatrix" | "stmatrix" | "movmatrix", _) => ld_st::matrix(i),
         ("atom" | "red", _) => atomic::decode(i),

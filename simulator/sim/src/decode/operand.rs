@@ -305,21 +305,20 @@ impl Ins<'_> {
 
     /// Marks cache and eviction hints as understood.
     pub fn cache_hints(&mut self) {
-        self.ignore(&["ca", "cg", "cs", "cv", "wb", "wt", "lu", "nc", "unified"]);
+        self.ignore(&["ca", "cg", "cs", "cv", "wb", "wt", "lu", "nc"]);
         self.ignore_if(|m| m.starts_with("L1::") || m.starts_with("L2::") || m.starts_with("level::"));
     }
 
     /// Ordering modifiers: whether the access is strong, acquires, releases, and how far it is visible.
     pub fn ordering(&mut self) -> Ordering {
         let volatile = self.has("volatile");
-        let mmio = self.has("mmio");
         let relaxed = self.has("relaxed");
         let acq_rel = self.has("acq_rel");
         let acquire = self.has("acquire") | acq_rel;
         let release = self.has("release") | acq_rel;
         let weak = self.has("weak");
         let scope = self.one_of(Scope::NAMES);
-        let strong = !weak && (volatile || relaxed || acquire || release || mmio);
+        let strong = !weak && (volatile || relaxed || acquire || release);
         Ordering { strong, acquire, release, scope: scope.unwrap_or(Scope::Gpu) }
     }
 }

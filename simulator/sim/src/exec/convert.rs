@@ -250,9 +250,6 @@ fn cvt(i: &mut Ins<'_>) -> Decoded {
     let integral = i.one_of(IntRound::NAMES);
     let clamp = Clamp { sat: i.has("sat"), satfinite: i.has("satfinite"), relu: i.has("relu") };
     let ftz = i.has("ftz");
-    if i.has("scaled::n2::ue8m0") {
-        return i.error("scaled conversions are not executed");
-    }
     if i.has("pack") {
         return pack(i);
     }

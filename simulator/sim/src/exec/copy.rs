@@ -1,5 +1,5 @@
 //! Asynchronous copies without a tensor map. PTX ISA 9.7.9.25 (`cp.async`, `cp.async.bulk`), `st.async`, `red.async`,
-//! `st.bulk`, `clusterlaunchcontrol.try_cancel`.
+//! `clusterlaunchcontrol.try_cancel`.
 
 use super::atomic::{Reduce, reduction};
 use super::mbarrier::locate;
@@ -24,8 +24,6 @@ struct BulkCopy {
     completion: Completion,
     multicast: Option<Src>,
     reduce: Option<Reduce>,
-    /// Mask of the bytes of every 16 that are written.
-    bytes: Option<Src>,
 }
 
 /// `cp.async` of 4, 8 or 16 bytes.
@@ -96,7 +94,7 @@ pub fn bulk(i: &mut Ins<'_>) -> Decoded {
         return Ok(i.nothing());
     }
     i.cache_hints();
-    let (masked, multicast) = (i.has("cp_mask"), i.has("multicast::cluster"));
+    let multicast = i.has("multicast::cluster");
     let (counted, grouped) = (i.has("mbarrier::complete_tx::bytes"), i.has("bulk_group"));
     // The first space is the destination's, the second the source's.
     let [to, from] = i.spaces()[..] else { return i.error("needs a destination and a source space") };
@@ -113,9 +111,8 @@ pub fn bulk(i: &mut Ins<'_>) -> Decoded {
         _ => return i.error("needs .mbarrier::complete_tx::bytes or .bulk_group"),
     };
     let multicast = if multicast { Some(i.src(4, Type::B16)?) } else { None };
-    let bytes = if masked { Some(i.src(i.count() - 1, Type::B16)?) } else { None };
     let (to, from, size) = (i.addr(0, to)?, i.addr(1, from)?, i.src(2, Type::U32)?);
-    let op = BulkCopy { to, from, size, completion, multicast, reduce, bytes };
+    let op = BulkCopy { to, from, size, completion, multicast, reduce };
     Ok(Op::new(move |cx| copy(cx, &op)))
 }
 
@@ -128,24 +125,6 @@ pub fn async_store(i: &mut Ins<'_>) -> Decoded {
     let (to, barrier) = (i.addr(0, Space::SharedCluster)?, i.addr(2, Space::SharedCluster)?);
     let s = i.srcs(1, ty)?;
     Ok(Op::new(move |cx| store(cx, &to, ty, &s, &barrier, reduce)))
-}
-
-/// `st.bulk`: zeros.
-pub fn st_bulk(i: &mut Ins<'_>) -> Decoded {
-    i.ignore(&["bulk", "weak"]);
-    let space = i.space();
-    if i.src(2, Type::U64)? != Src::Imm(0) {
-        return i.error("the initial value is 0");
-    }
-    let (a, size) = (i.addr(0, space)?, i.src(1, Type::U64)?);
-    Ok(Op::new(move |cx| -> Result<()> {
-        let (addresses, size) = (cx.addresses(&a), cx.w.regs.r64(size, cx.m));
-        for l in lanes(cx.m) {
-            cx.aligned_to(a.space, addresses[l], 8, l)?;
-            cx.write_lane(a.space, addresses[l], l, Kind::WRITE, &vec![0; size[l] as usize])?;
-        }
-        Ok(())
-    }))
 }
 
 /// `clusterlaunchcontrol.try_cancel`, also to every CTA of the cluster. Every CTA is launched, so no launch can be cancelled:
@@ -237,7 +216,7 @@ pub fn destinations(cl: &Cluster<'_>, mask: u64) -> Result<Vec<u32>> {
 }
 
 fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result<()> {
-    let BulkCopy { to, from, size, completion, multicast, reduce, bytes: mask } = *op;
+    let BulkCopy { to, from, size, completion, multicast, reduce } = *op;
     let m = cx.m;
     let (dst, src) = (cx.addresses(&to), cx.addresses(&from));
     let size = cx.w.regs.r32(size, m);
@@ -246,12 +225,11 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result<()> {
         Completion::Group => None,
     };
     let multicast = multicast.map(|s| cx.w.regs.r64(s, m));
-    let mask = mask.map(|s| cx.w.regs.r32(s, m));
     cx.defined()?;
     // Lanes that store the same do it once, as in `tma::store`.
     let once = reduce.is_none() && barriers.is_none();
     for l in lanes(m) {
-        let what = |k: usize| (dst[k], src[k], size[k], mask.map(|m| m[k]));
+        let what = |k: usize| (dst[k], src[k], size[k]);
         let alike: u32 = lanes(m).filter(|&k| k == l || once && what(k) == what(l)).map(|k| 1 << k).sum();
         if alike.trailing_zeros() != l as u32 {
             continue;
@@ -299,8 +277,7 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result<()> {
                 Some(op)
             }
         };
-        let mask = mask.map_or(u16::MAX, |m| m[l] as u16);
-        let moved = Moved { from, to, targets, bytes: n, mask, reduce, signal: signal.map(|s| s.1), op };
+        let moved = Moved { from, to, targets, bytes: n, reduce, signal: signal.map(|s| s.1), op };
         match signal {
             Some(_) => cx.cl.later(agent, move |cl, me| moved.carry_out(cl, me)),
             None => cx.cl.later_store(agent, move |cl, me| moved.carry_out(cl, me)),
@@ -315,7 +292,6 @@ struct Moved {
     to: Place,
     targets: Vec<Place>,
     bytes: u32,
-    mask: u16,
     reduce: Option<Reduce>,
     /// Where in each target's CTA the bytes are counted.
     signal: Option<u32>,
@@ -326,7 +302,7 @@ struct Moved {
 impl Moved {
     /// Reads now, writes later.
     fn carry_out(self, cl: &mut Cluster<'_>, me: &Agent) -> Result<()> {
-        let Moved { from, to, targets, bytes, mask, reduce, signal, op } = self;
+        let Moved { from, to, targets, bytes, reduce, signal, op } = self;
         let mut data = vec![0; bytes as usize];
         cl.async_read(from, &mut data, me)?;
         if let Some(op) = op {
@@ -335,7 +311,7 @@ impl Moved {
         let global = matches!(to, Place::Global(_));
         cl.write_later(me.clone(), (global, global && reduce.is_some()), move |cl, me| {
             for at in targets {
-                cl.async_reduce(at, &data, reduce, mask, me)?;
+                cl.async_reduce(at, &data, reduce, me)?;
                 if let (Some(offset), Place::Shared { rank, .. }) = (signal, at) {
                     cl.complete_tx(rank, offset, bytes, me)?;
                 }
@@ -374,7 +350,7 @@ fn store(
     let agent = cx.agent();
     cx.cl.later(agent, move |cl, me| {
         for (l, at, (rank, offset), bytes) in work {
-            cl.async_reduce(at, &bytes, reduce, u16::MAX, me).map_err(|f| f.lane(l as u32))?;
+            cl.async_reduce(at, &bytes, reduce, me).map_err(|f| f.lane(l as u32))?;
             cl.complete_tx(rank, offset, bytes.len() as u32, me).map_err(|f| f.lane(l as u32))?;
         }
         Ok(())

@@ -66,10 +66,6 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
         abs: root != "abs" && i.has("abs"),
         ftz: mode.ftz,
     };
-    // `fma.rn.oob` and its relu form: NaN operands give zero.
-    if i.has("oob") {
-        return i.error(".oob is not executed");
-    }
     let elements = elements(i)?;
     let (format, ftz) = (elements.shape.format, mode.ftz);
     // f16 and bf16 functions other than arithmetic are approximate by nature.

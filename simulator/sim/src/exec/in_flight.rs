@@ -80,32 +80,23 @@ impl Cluster<'_> {
         self.engine.push(due, agent, global, job);
     }
 
-    /// Writes for an asynchronous operation, reducing if asked; only bytes of `mask` (one bit for each of 16 bytes).
+    /// Writes for an asynchronous operation, reducing if asked.
     pub fn async_reduce(
         &mut self,
         at: Place,
         src: &[u8],
         reduce: Option<Reduce>,
-        mask: u16,
         agent: &Agent,
     ) -> Result<()> {
-        if reduce.is_none() && mask == u16::MAX {
-            return self.async_write(at, src, agent);
-        }
+        let Some(reduce) = reduce else { return self.async_write(at, src, agent) };
         let global = matches!(at, Place::Global(_));
         let mut old = vec![0; src.len()];
         // Reductions of global memory are strong; that one access is all of them.
         let kind = if global { Kind::PROXY_WRITE.strong(Some(Scope::Gpu)) } else { Kind::PROXY_READ };
         self.touch(at, src.len(), kind, agent.who())?;
         self.read_at(at, &mut old)?;
-        match reduce {
-            Some(reduce) => apply(reduce, &mut old, src, global)?,
-            None => {
-                let written = old.iter_mut().zip(src).enumerate().filter(|(k, _)| mask >> (k % 16) & 1 != 0);
-                written.for_each(|(_, (o, s))| *o = *s);
-            }
-        }
-        match global && reduce.is_some() {
+        apply(reduce, &mut old, src, global)?;
+        match global {
             true => self.write_at(at, &old),
             false => self.async_write(at, &old, agent),
         }

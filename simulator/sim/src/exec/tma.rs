@@ -268,7 +268,7 @@ fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Redu
             cl.finish_op(op, false);
             cl.write_later(me.clone(), (true, reduce.is_some()), move |cl, me| {
                 for (at, bytes) in pieces {
-                    cl.async_reduce(at, &bytes, reduce, u16::MAX, me)?;
+                    cl.async_reduce(at, &bytes, reduce, me)?;
                 }
                 cl.finish_op(op, true);
                 Ok(())

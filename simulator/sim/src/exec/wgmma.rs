@@ -59,9 +59,6 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
         let n = i.constant(0)?;
         return Ok(Op::aligned(move |cx| cx.wait_registers(GroupKind::Wgmma, n)));
     }
-    if i.has("sp") {
-        return i.error("sparse matrices are not executed");
-    }
     i.need("an operation", &[("mma_async", ())])?;
     let op = Arc::new(multiply(i)?);
     Ok(Op::aligned(move |cx| issue(&op, cx)))
