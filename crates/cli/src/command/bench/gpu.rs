@@ -65,14 +65,7 @@ pub(super) fn run(
     output: &Output,
 ) -> anyhow::Result<Verdict> {
     let gpu = crate::gpu::open_timed(id, crate::gpu::PROCESSOR)?;
-    // Names are checked before anything takes time. No name: whatever is known to be the fastest.
-    let wanted: Vec<Option<&str>> = match args.strategy.as_slice() {
-        [one] if one == "all" => STRATEGIES.iter().map(|s| Some(s.name())).collect(),
-        names => names
-            .iter()
-            .map(|name| if name == "auto" { Ok(None) } else { strategy(name).map(|s| Some(s.name())) })
-            .collect::<Result<_, _>>()?,
-    };
+    let wanted = strategies(args)?;
     let protocol = if args.smoke { Protocol::SMOKE } else { Protocol::default() };
     let limits = measure::limits(gpu, protocol)?;
     let roofline = Roofline { flops_per_s: limits.flops_per_s, bytes_per_s: limits.bytes_per_s };
@@ -125,6 +118,27 @@ pub(super) fn run(
     if let Some(path) = plot_file {
         plot::roofline(&report, path)?;
     }
+    tell(gpu, limits, &report, &left_out, output)?;
+    Ok(Verdict::Right)
+}
+
+/// The strategies asked for, checked before anything takes time. No name: whatever is known to be the fastest.
+fn strategies(args: &BenchArgs) -> Result<Vec<Option<&str>>, Error> {
+    let known = |name: &str| strategy(name).map(|s| Some(s.name()));
+    match args.strategy.as_slice() {
+        [one] if one == "all" => Ok(STRATEGIES.iter().map(|s| Some(s.name())).collect()),
+        names => names.iter().map(|name| if name == "auto" { Ok(None) } else { known(name) }).collect(),
+    }
+}
+
+/// Prints what was measured, and what was not.
+fn tell(
+    gpu: &Gpu,
+    limits: CardLimits,
+    report: &Report,
+    left_out: &[String],
+    output: &Output,
+) -> anyhow::Result<()> {
     // From the first kernel's text to the last one loaded.
     let load_us = gpu.load_us();
     let mut document = json!(report);
@@ -138,8 +152,7 @@ pub(super) fn run(
     text += &report.to_card_table();
     text.extend(left_out.iter().map(|line| format!("left out: {line}\n")));
     text += &format!("loading all kernels took {:.1} s\n", load_us as f64 * 1e-6);
-    output.say(&document, &text)?;
-    Ok(Verdict::Right)
+    output.say(&document, &text)
 }
 
 /// A wrong result ends the benchmark, whatever else there is to measure.
