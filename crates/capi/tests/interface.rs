@@ -5,10 +5,9 @@ use std::ptr::{null, null_mut};
 
 use dualgemm::formats::{FloatMatrix, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize};
 use dualgemm::gemm::{
-    AFormat, AOperand, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutputMut, RouterWeights,
-    Routing,
+    AFormat, AOperand, DualGemmDesc, GateUp, GatedMlp, Linear, OutFormat, OutputMut, RouterWeights, Routing,
 };
-use dualgemm::{AnyDesc, AnyPlan, AnyWeights, DualGemm, Error, MixtureDesc, MixturePlan, Target};
+use dualgemm::{AnyPlan, DualGemm, Error, LayerCall, LayerShape, PackedLayer, Target};
 use dualgemm_c::device::*;
 use dualgemm_c::plan::*;
 use dualgemm_c::status::*;
@@ -412,40 +411,21 @@ fn the_other_operations_are_what_the_facade_computes_exact() {
     };
     let experts = [mlp(&gate), mlp(&up)];
     let [gates, ups, downs] = [[&gate, &up], [&up, &up], [&down, &down]].map(|list| list.map(matrix));
-    let format = gate.format();
-    let gate_up = DualGemmDesc { out: OutFormat::Bf16, ..DualGemmDesc::new(3, K, K, AFormat::Nvfp4, format) };
-    let mlp_desc = MlpDesc::new(gate_up, N, format, OutFormat::F32);
-    let mixture = |experts| MixtureDesc {
-        mlp: mlp_desc,
-        experts,
-        top_k: 2,
-        router: RouterWeights::Output,
-        shared: None,
-    };
-    for (at, desc) in [
-        AnyDesc::Product(DualGemmDesc::linear(3, N, K, AFormat::Nvfp4, format)),
-        AnyDesc::Mlp(mlp_desc),
-        AnyDesc::Mixture(mixture(2)),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let any = AnyPlan::new(&desc, &Target::default()).unwrap();
-        let packed = match &any {
-            AnyPlan::Product(plan) => {
-                let layer = Linear { weight: down.clone(), bias: Some(bias.clone().into()) };
-                AnyWeights::Product(plan.prepack(&layer).unwrap())
-            }
-            AnyPlan::Mlp(plan) => AnyWeights::Mlp(plan.prepack(&experts[0]).unwrap()),
-            AnyPlan::Mixture(plan) => {
-                let each = experts.iter().cloned().map(|mlp| Ok::<_, Error>(Some(mlp)));
-                AnyWeights::Mixture(MixturePlan::prepack(plan, each, None).unwrap())
-            }
-        };
+    let layer = Linear { weight: down.clone(), bias: Some(bias.clone().into()) };
+    let each = experts.iter().cloned().map(Ok::<_, Error>);
+    let (shape, target) = (LayerShape::mlp(&experts[0]), Target::default);
+    let layers = [
+        PackedLayer::product(&layer, target()),
+        PackedLayer::mlp(&experts[0], target()),
+        PackedLayer::mixture(shape, RouterWeights::Output, each, target()),
+    ];
+    let call = LayerCall { top_k: 2, ..LayerCall::new(3, AFormat::Nvfp4, OutFormat::F32) };
+    for (at, layer) in layers.map(Result::unwrap).into_iter().enumerate() {
+        let any = AnyPlan::new(&layer.shape.describe(&call), &layer.target).unwrap();
         let routing = (at == 2).then_some(Routing { ids: &ids, weights: &router });
         let (mut want, operand) = (vec![0.0; 3 * N], AOperand::Quantized(a.clone()));
         let to = (OutputMut::F32(&mut want), false);
-        any.runner().unwrap().run(&operand, &packed, routing, to).unwrap();
+        any.runner().unwrap().run(&operand, &layer.weights, routing, to).unwrap();
 
         let (mut w, mut n, mut k, mut c) = (null_mut(), 0, 0, vec![1f32; 3 * N]);
         let out = c.as_mut_ptr().cast::<c_void>();

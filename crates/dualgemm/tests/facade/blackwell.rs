@@ -1,20 +1,19 @@
 //! Plans on Blackwell through the facade, on simulated cards with every check on: the strategy `native`, which no card
 //! has run yet.
 
-use dualgemm::check::{RowSample, mixture_rows, mlp_rows, reference_rows};
-use dualgemm::device::{Device as _, DevicePtr, Stream};
+use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
+use dualgemm::device::Stream;
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, Operation, OutFormat, OutScale,
     OutputMut, QuantizeA, RouterWeights, Routing, bounded_reference,
 };
-use dualgemm::{
-    DeviceGateUp, DualGemm, Error, GpuId, GpuOptions, MixturePlan, MlpPlan, Plan, Rows, SimArch, Target,
-};
+use dualgemm::{DualGemm, Error, GpuId, GpuOptions, MixturePlan, MlpPlan, Plan, Rows, SimArch, Target};
 
-use crate::gpu::{error, operand};
-use crate::{expert, floats, mlp, quantized};
+use crate::gpu::{assert_rows, error, operand};
+use crate::on_device::pair_on;
+use crate::{expert, floats, mlp, quantized, rel_l2};
 
 const CARDS: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm120a)];
 
@@ -97,29 +96,13 @@ fn biases_alphas_and_activations_with_constants_count_close() {
 #[test]
 fn weights_on_the_device_are_taken_exact() {
     let id = &CARDS[0];
-    let gpu = id.open().unwrap();
-    let upload = |bytes: &[u8]| -> DevicePtr {
-        let ptr = gpu.alloc(bytes.len()).unwrap();
-        gpu.copy_to(ptr, bytes).unwrap();
-        ptr
-    };
     let in_mxfp4 = (AOperand::Quantized(mxfp4("a", 9, 224, 0.37)), mxfp4_pair(80, 224, 0));
     for (a, weights) in [(operand(9, 224, AFormat::Nvfp4), expert(80, 224, 0)), in_mxfp4] {
         let format = weights.gate.format();
         let plan = plan(id, &DualGemmDesc::new(9, 80, 224, AFormat::of(&a), format));
         let want = plan.run_to_vec(&a, &plan.prepack(&weights).unwrap()).unwrap();
         for layout in ScaleLayout::ALL {
-            let halves = [&weights.gate, &weights.up].map(|half| half.clone().with_scale_layout(layout));
-            let on_device = DeviceGateUp {
-                format,
-                n: 80,
-                k: 224,
-                codes: [0, 1].map(|i| upload(halves[i].codes())),
-                scales: [0, 1].map(|i| upload(halves[i].scales())),
-                layout,
-                global_scales: [0, 1].map(|i| halves[i].global_scale().value()),
-                bias: [None, None],
-            };
+            let (on_device, _buffers) = pair_on(id, &weights, layout);
             // SAFETY: the operands were allocated here, as large as the problem.
             let packed = unsafe { plan.prepack_device(&on_device, Stream::Own) }.unwrap();
             assert!(plan.run_to_vec(&a, &packed).unwrap() == want, "{format} {layout}");
@@ -179,12 +162,8 @@ fn experts_in_mxfp4_take_one_launch_close() {
         let rows: Vec<Rows<'_>> = ranges.into_iter().zip(packed.iter()).map(of).collect();
         let mut c = vec![f32::NAN; m * n];
         plan.runner(3).unwrap().run_grouped(&a, &rows, OutputMut::F32(&mut c)).unwrap();
-        for ((first, count), weights) in ranges.into_iter().zip(&experts).filter(|((_, rows), _)| *rows > 0) {
-            let epilogue = &plan.desc().epilogue;
-            let all = reference_rows(epilogue, &a, &RowSample::all(m), weights, &|_| ()).unwrap();
-            let range = first * n..(first + count) * n;
-            let found = Comparison::new(&c[range.clone()], &all[range], n).unwrap().rel_l2;
-            assert!(found < 1e-6, "{id}, rows from {first} on: {found:e}");
+        for (range, weights) in ranges.into_iter().zip(&experts) {
+            assert_rows(&c, range, &a, weights, (1e-6, &id.to_string()));
         }
     }
 }
@@ -210,9 +189,7 @@ fn one_packing_serves_every_format_of_a_close() {
                 let plan = plan(id, &DualGemmDesc::new(m, n, k, AFormat::of(&a), format));
                 for _ in 0..2 {
                     let got = plan.run_to_vec(&a, &packed).unwrap();
-                    let epilogue = &plan.desc().epilogue;
-                    let want = reference_rows(epilogue, &a, &RowSample::all(m), &weights, &|_| ()).unwrap();
-                    let found = Comparison::new(&got, &want, n).unwrap().rel_l2;
+                    let found = rel_l2(&got, &plan.desc().epilogue, &a, &weights);
                     assert!(found < 1e-5, "{plan}: {found:e}");
                 }
             }

@@ -1,22 +1,19 @@
 //! Mixtures of experts on simulated cards with every check on: one launch for the rows of all, whose numbers are in
 //! device memory. C is poisoned before, so is A where rows belong to nobody.
 
-use dualgemm::check::{RowSample, reference_rows, select_rows};
+use dualgemm::check::select_rows;
 use dualgemm::device::{Device as _, Error as DeviceError, Stream};
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{
-    AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale, OutputMut, QuantizeA,
-};
-use dualgemm::strategies::Buffer;
+use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut, QuantizeA};
 use dualgemm::{
-    DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, GroupedCall, PackedExperts, PackedWeights, Plan,
-    Rows, SimArch, Target,
+    DeviceCall, DualGemm, GpuId, GpuOptions, GroupedCall, PackedExperts, PackedWeights, Plan, Rows, SimArch,
+    Target,
 };
-use half::{bf16, f16};
+use half::f16;
 
-use crate::gpu::operand;
-use crate::on_device::{POISON, a_bytes, on_device, on_device_as, read};
-use crate::{expert, quantized};
+use crate::gpu::{assert_rows, filled, operand, values};
+use crate::on_device::{POISON, a_bytes, on_device, on_device_as, pair_on, read};
+use crate::{expert, quantized, rel_l2};
 
 const SIM: GpuId = GpuId::Sim(SimArch::Sm90a);
 const BLACKWELL: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm120a)];
@@ -108,9 +105,7 @@ pub(crate) fn check(
             let got: Vec<f32> = (rows.start * n..rows.end * n).map(value).collect();
             let own: Vec<usize> = rows.map(|row| row - first).collect();
             let a = select_rows(seen.as_ref().unwrap(), &own).unwrap();
-            let want =
-                reference_rows(&desc.epilogue, &a, &RowSample::all(own.len()), expert, &|_| ()).unwrap();
-            let found = Comparison::new(&got, &want, n).unwrap().rel_l2;
+            let found = rel_l2(&got, &desc.epilogue, &a, expert);
             assert!(found < bound, "{plan}, rows {range:?}: {found:e}");
         }
         let (before, behind) = (&bytes[..first * n * size], &bytes[last * n * size..]);
@@ -260,11 +255,8 @@ fn check_rows_of_the_host(id: &GpuId) {
             let rows: Vec<Rows<'_>> = ranges.iter().zip(order).map(of).collect();
             let mut c = vec![-1f32; m * n];
             runner.run_grouped(&a, &rows, OutputMut::F32(&mut c)).unwrap();
-            for ((first, count), e) in ranges.into_iter().zip(order).filter(|((_, count), _)| *count > 0) {
-                let all = reference_rows(&Epilogue::default(), &a, &RowSample::all(m), &experts[e], &|_| ());
-                let range = first * n..(first + count) * n;
-                let found = Comparison::new(&c[range.clone()], &all.unwrap()[range], n).unwrap().rel_l2;
-                assert!(found < 1e-5, "{id} {order:?}, rows from {first} on: {found:e}");
+            for (range, e) in ranges.into_iter().zip(order) {
+                assert_rows(&c, range, &a, &experts[e], (1e-5, &format!("{id} {order:?}")));
             }
             assert!(c[2 * n..3 * n].iter().chain(&c[7 * n..]).all(|&x| x == -1.0), "rows of nobody stay");
         }
@@ -346,20 +338,10 @@ fn groups_in_turns_take_any_number_of_features_exact() {
             let rows = [(0, 1), (1, 4)];
             let rows = [0, 1].map(|e| Rows { first: rows[e].0, count: rows[e].1, weights: &weights[e] });
             let run = |groups: &[Rows<'_>]| -> Vec<f32> {
-                let mut runner = plan.runner(2).unwrap();
-                let (mut f32s, mut f16s) = (vec![-1f32; m * n], vec![f16::NEG_ONE; m * n]);
-                let mut bf16s = vec![bf16::NEG_ONE; m * n];
-                let c = match out {
-                    OutFormat::F16 => OutputMut::F16(&mut f16s),
-                    OutFormat::Bf16 => OutputMut::Bf16(&mut bf16s),
-                    _ => OutputMut::F32(&mut f32s),
-                };
-                runner.run_grouped(&a, groups, c).unwrap_or_else(|e| panic!("{plan}: {e}"));
-                match out {
-                    OutFormat::F16 => f16s.into_iter().map(f32::from).collect(),
-                    OutFormat::Bf16 => bf16s.into_iter().map(f32::from).collect(),
-                    _ => f32s,
-                }
+                let (mut runner, mut c) = (plan.runner(2).unwrap(), filled(plan.desc(), -1.0));
+                let done = runner.run_grouped(&a, groups, c.output(m, n));
+                done.unwrap_or_else(|e| panic!("{plan}: {e}"));
+                values(&c, m, n)
             };
             let whole = [0, 1].map(|e| run(&[Rows { first: 0, count: m, weights: &weights[e] }]));
             let want = [&whole[0][..n], &whole[1][n..5 * n], &vec![-1.0; n]].concat();
@@ -380,25 +362,8 @@ fn check_on_device(id: &GpuId, a: AFormat) {
     let (m, n, k) = (5, 40, 96);
     let experts = mixture(2, n, k, true);
     let plan = plan_on(id, &desc(m, n, k, a, OutFormat::F16), groups(2));
-    let half = |half: &QuantizedMatrix<'_>| {
-        let (codes, scales) = a_bytes(&AOperand::Quantized(half.clone()));
-        [codes, scales].map(|bytes| Buffer::of(id.open().unwrap(), &bytes).unwrap())
-    };
-    let buffers: Vec<[[Buffer; 2]; 2]> = experts.iter().map(|e| [half(&e.gate), half(&e.up)]).collect();
-    let on_gpu: Vec<DeviceGateUp<'_>> = experts
-        .iter()
-        .zip(&buffers)
-        .map(|(e, [gate, up])| DeviceGateUp {
-            format: e.gate.format(),
-            n,
-            k,
-            codes: [gate[0].ptr(), up[0].ptr()],
-            scales: [gate[1].ptr(), up[1].ptr()],
-            layout: ScaleLayout::Linear,
-            global_scales: [e.gate.global_scale().value(), e.up.global_scale().value()],
-            bias: [e.gate_bias.as_deref(), e.up_bias.as_deref()],
-        })
-        .collect();
+    let (on_gpu, _buffers): (Vec<_>, Vec<_>) =
+        experts.iter().map(|expert| pair_on(id, expert, ScaleLayout::Linear)).unzip();
     let runner = plan.runner(2).unwrap();
     let run = |packed: &PackedExperts| {
         let device = on_device(id, plan.desc(), &[0, 2, 5]);

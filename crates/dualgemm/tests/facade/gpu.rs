@@ -1,21 +1,23 @@
 //! GPU plans through the facade, on a simulated H100 with every check on: each strategy that needs no library, every
 //! format of A and C, groups, weights that are on the device already, and misuse.
 
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::select_rows;
 use dualgemm::device::{Device as _, DevicePtr, Stream};
 use dualgemm::formats::{BlockFormat, FloatType, QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3};
+use dualgemm::gemm::compare::Element;
 use dualgemm::gemm::{
-    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut,
-    QuantizeA,
+    AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale,
+    OutputMut, QuantizeA,
 };
 use dualgemm::strategies::{Buffer, Gpu, Rounding, STRATEGIES, measure};
 use dualgemm::{
-    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, Plan, Rows, SimArch, Target,
+    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, OwnedMatrix, Plan, Rows,
+    SimArch, Target,
 };
 use half::{bf16, f16};
 
-use crate::on_device::{a_bytes, read};
-use crate::{a_of, expert, features, quantized};
+use crate::on_device::{a_bytes, pair_on, read};
+use crate::{a_of, expert, features, quantized, rel_l2};
 
 const ID: GpuId = GpuId::Sim(SimArch::Sm90a);
 
@@ -40,41 +42,47 @@ pub(crate) fn operand(m: usize, k: usize, format: AFormat) -> AOperand<'static> 
 pub(crate) fn error(plan: &Plan, a: &AOperand<'_>, weights: &GateUp<'_>) -> f64 {
     let (desc, packed) = (plan.desc(), plan.prepack(weights).unwrap());
     let (m, n) = (a.rows(), desc.n);
-    let mut runner = plan.runner(1).unwrap();
-    let seen = dualgemm::quantize_a(a, desc.quantize_a).unwrap();
-    let want = reference_rows(&desc.epilogue, &seen, &RowSample::all(m), weights, &|_| ()).unwrap();
-    let comparison = match desc.out {
-        OutFormat::F32 => {
-            let mut c = vec![f32::NAN; m * n];
-            runner.run(a, &packed, OutputMut::F32(&mut c)).unwrap();
-            Comparison::new(&c, &want, n)
+    let mut c = filled(desc, f32::NAN);
+    let scale = plan.runner(1).unwrap().run(a, &packed, c.output(m, n)).unwrap();
+    assert_eq!(scale.is_some(), matches!(desc.out, OutFormat::Nvfp4 { .. }), "nvfp4 has a tensor scale");
+    c.set_global_scale(scale);
+    rel_l2(&values(&c, m, n), &desc.epilogue, &dualgemm::quantize_a(a, desc.quantize_a).unwrap(), weights)
+}
+
+/// Compares the rows of C that a group has, if it has any, with what its weights give.
+pub(crate) fn assert_rows<T: Element>(
+    c: &[T],
+    (first, count): (usize, usize),
+    a: &AOperand<'_>,
+    weights: &GateUp<'_>,
+    (bound, what): (f64, &str),
+) {
+    if count > 0 {
+        let (a, n) = (select_rows(a, &Vec::from_iter(first..first + count)).unwrap(), weights.n());
+        let found = rel_l2(&c[first * n..][..count * n], &Epilogue::default(), &a, weights);
+        assert!(found < bound, "{what}, rows from {first} on: {found:e}");
+    }
+}
+
+/// A C that holds this everywhere; where it is nvfp4, scales of NaN.
+pub(crate) fn filled(desc: &DualGemmDesc, x: f32) -> OwnedMatrix {
+    let mut c = OwnedMatrix::of_c("c", desc).unwrap();
+    match &mut c {
+        OwnedMatrix::F32(c) => c.fill(x),
+        OwnedMatrix::F16(c) => c.fill(f16::from_f32(x)),
+        OwnedMatrix::Bf16(c) => c.fill(bf16::from_f32(x)),
+        OwnedMatrix::Quantized { codes, scales, .. } => {
+            codes.fill(0xFF);
+            scales.fill(0xFF);
         }
-        OutFormat::F16 => {
-            let mut c = vec![f16::NAN; m * n];
-            runner.run(a, &packed, OutputMut::F16(&mut c)).unwrap();
-            Comparison::new(&c, &want, n)
-        }
-        OutFormat::Bf16 => {
-            let mut c = vec![bf16::NAN; m * n];
-            runner.run(a, &packed, OutputMut::Bf16(&mut c)).unwrap();
-            Comparison::new(&c, &want, n)
-        }
-        OutFormat::Nvfp4 { scale_layout, .. } => {
-            let (mut codes, mut scales) = (vec![0xFF; m * n / 2], vec![0xFF; scale_layout.len(m, n / 16)]);
-            let out = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
-            let global = runner.run(a, &packed, out).unwrap().expect("nvfp4 has a tensor scale");
-            let global = dualgemm::formats::GlobalScale::multiplier(global);
-            let c = QuantizedMatrix::new("c", BlockFormat::Nvfp4, m, n, codes, scales, scale_layout, global);
-            let c = c.unwrap();
-            assert!((0..m).any(|row| e2m1::decode(c.code(row, 0)) != 0.0), "C is not all zeros");
-            let values: Vec<f32> = (0..m)
-                .flat_map(|row| (0..n).map(move |col| (row, col)))
-                .map(|(r, x)| c.value(r, x) as f32)
-                .collect();
-            Comparison::new(&values, &want, n)
-        }
-    };
-    comparison.unwrap().rel_l2
+    }
+    c
+}
+
+/// The first rows of a C.
+pub(crate) fn values(c: &OwnedMatrix, rows: usize, n: usize) -> Vec<f32> {
+    let c = c.operand("c", rows, n).unwrap();
+    (0..rows * n).map(|i| c.value(i / n, i % n) as f32).collect()
 }
 
 fn bound(plan: &Plan) -> f64 {
@@ -343,22 +351,7 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     let mut want = vec![f16::ZERO; m * n];
     plan.run(&a, &plan.prepack(&weights).unwrap(), OutputMut::F16(&mut want)).unwrap();
 
-    let buffers: Vec<[Buffer; 2]> = [&weights.gate, &weights.up]
-        .map(|half| {
-            let (codes, scales) = a_bytes(&AOperand::Quantized(half.clone()));
-            [Buffer::of(gpu(), &codes).unwrap(), Buffer::of(gpu(), &scales).unwrap()]
-        })
-        .into();
-    let on_device = DeviceGateUp {
-        format: BlockFormat::Nvfp4,
-        n,
-        k,
-        codes: [buffers[0][0].ptr(), buffers[1][0].ptr()],
-        scales: [buffers[0][1].ptr(), buffers[1][1].ptr()],
-        layout: ScaleLayout::Linear,
-        global_scales: [weights.gate.global_scale().value(), weights.up.global_scale().value()],
-        bias: [None, None],
-    };
+    let (on_device, buffers) = pair_on(&ID, &weights, ScaleLayout::Linear);
     let switched = |mut pair: [DevicePtr; 2]| {
         pair.reverse();
         pair

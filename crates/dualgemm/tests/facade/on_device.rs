@@ -2,9 +2,9 @@
 
 use dualgemm::device::DevicePtr;
 use dualgemm::formats::{FloatMatrix, Matrix, ScaleLayout};
-use dualgemm::gemm::{AOperand, DualGemmDesc, OutFormat};
+use dualgemm::gemm::{AOperand, DualGemmDesc, GateUp, OutFormat};
 use dualgemm::strategies::Buffer;
-use dualgemm::{DeviceA, DeviceC, DeviceCall, GpuId, GroupedCall};
+use dualgemm::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuId, GroupedCall};
 use half::{bf16, f16};
 
 use crate::gpu::operand;
@@ -29,6 +29,30 @@ pub(crate) fn a_bytes(a: &AOperand<'_>) -> (Vec<u8>, Vec<u8>) {
             )
         }
     }
+}
+
+/// Gate and up in device memory, their block scales in this order, and what keeps them there.
+pub(crate) fn pair_on<'w>(
+    id: &GpuId,
+    pair: &'w GateUp<'_>,
+    layout: ScaleLayout,
+) -> (DeviceGateUp<'w>, [[Buffer; 2]; 2]) {
+    let halves = [&pair.gate, &pair.up];
+    let buffers = halves.map(|half| {
+        let half = half.clone().with_scale_layout(layout);
+        [half.codes(), half.scales()].map(|bytes| Buffer::of(id.open().unwrap(), bytes).unwrap())
+    });
+    let on_device = DeviceGateUp {
+        format: pair.gate.format(),
+        n: pair.n(),
+        k: pair.k(),
+        codes: [buffers[0][0].ptr(), buffers[1][0].ptr()],
+        scales: [buffers[0][1].ptr(), buffers[1][1].ptr()],
+        layout,
+        global_scales: halves.map(|half| half.global_scale().value()),
+        bias: [pair.gate_bias.as_deref(), pair.up_bias.as_deref()],
+    };
+    (on_device, buffers)
 }
 
 /// A call on operands in device memory, and what keeps them there.

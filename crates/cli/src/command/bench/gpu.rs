@@ -130,6 +130,18 @@ pub(super) fn run(
     if let Some(path) = plot_file {
         plot::roofline(&report, path)?;
     }
+    tell(gpu, limits, &report, &left_out, output)?;
+    Ok(Verdict::Right)
+}
+
+/// Prints what was measured, and what was not.
+fn tell(
+    gpu: &Gpu,
+    limits: CardLimits,
+    report: &Report,
+    left_out: &[String],
+    output: &Output,
+) -> anyhow::Result<()> {
     // From the first kernel's text to the last one loaded.
     let load_us = gpu.load_us();
     let mut document = json!(report);
@@ -143,8 +155,7 @@ pub(super) fn run(
     text += &report.to_card_table();
     text.extend(left_out.iter().map(|line| format!("left out: {line}\n")));
     text += &format!("loading all kernels took {:.1} s\n", load_us as f64 * 1e-6);
-    output.say(&document, &text)?;
-    Ok(Verdict::Right)
+    output.say(&document, &text)
 }
 
 /// A wrong result ends the benchmark, whatever else there is to measure.
