@@ -69,7 +69,7 @@ pub fn cases() -> Vec<Case> {
         ),
         fp8(fp8::config::Config { row_groups: 2, stages: 2, ..fp8::config::Config::MENU[0] }, (16, 136, 592)),
         sm90a(hopper(2, 16, 2, 2, 1), silu(), (16, 40, 592), None),
-        sm90a(hopper(1, 8, 4, 3, 4), silu(), (8, 40, 1744), None),
+        sm90a(hopper(1, 8, 4, 3, 4), silu(), (8, 40, 2512), None),
         sm90a(hopper(2, 16, 2, 2, 1).split_k(), silu(), (16, 68, 1232), None),
         sm90a(hopper(2, 8, 2, 2, 1), persistent(), (9, 200, 192), Some(3)),
         sm90a(hopper(2, 16, 2, 2, 1), stream(), (32, 300, 192), Some(4)),
