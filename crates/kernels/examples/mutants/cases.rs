@@ -107,7 +107,7 @@ fn hopper() -> Vec<Case> {
     };
     let mut cases = vec![
         case(small, silu(), (16, 40, 592), None),
-        case(config(1, 8, 4, 3, 4), silu(), (8, 40, 1744), None),
+        case(config(1, 8, 4, 3, 4), silu(), (8, 40, 2512), None),
         case(small.split_k(), silu(), (16, 68, 1232), None),
         case(config(2, 8, 2, 2, 1), scheduled(Scheduler::Persistent), (9, 200, 192), Some(3)),
         case(small, scheduled(Scheduler::StreamK), (32, 300, 192), Some(4)),

@@ -238,8 +238,9 @@ impl Config {
                 RULES.check("K blocks of a stage, one for each K group", self.blocks_per_stage, each)
             }
         }?;
-        // 32 registers of fragments, and about 48 of everything else.
-        let largest = (self.registers().1.saturating_sub(80) * 2).clamp(16, 256);
+        // 32 registers of fragments, and about 48 of everything else; what stream-K knows of a tile takes a few more.
+        let others = if variant.scheduler == Scheduler::StreamK { 88 } else { 80 };
+        let largest = (self.registers().1.saturating_sub(others) * 2).clamp(16, 256);
         // CTAs that split K finish half of the tokens each.
         let tokens = Valid::multiple(8 * self.k_split, largest);
         RULES.check("tokens of the tile, their sums in registers", self.tokens, tokens)?;

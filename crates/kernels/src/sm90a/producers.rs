@@ -74,7 +74,7 @@ impl Fused<'_> {
                 self.fill_ring(k, "weight_stages", tile, cursor, |k, block, count| {
                     if let Some(second) = second {
                         let now = k.compare(Cmp::Eq, block, second);
-                        k.if_(now, "after_a", |k| k.grid_dependency_wait());
+                        k.when(now).grid_dependency_wait();
                     }
                     let full = cursor.at.barrier(k, self.ring.full);
                     let chunks = self.config.row_groups * CHUNK_BYTES as u32;

@@ -140,9 +140,10 @@ fn of_hoppers_kernel() {
         .walk(|tokens| of(Config { tokens, ..base.split_k() }));
     let stream_k = Variant { scheduler: Scheduler::StreamK, ..variant.clone() };
     let four = Config::new(4, 8, 2, 3, 1);
-    for variant in [&variant, &stream_k] {
-        rule(tokens, eights(64).collect(), "a multiple of 8 from 8 to 64")
-            .walk(|tokens| Config { tokens, ..four }.layout(variant));
+    for (variant, most, valid) in
+        [(&variant, 64, "a multiple of 8 from 8 to 64"), (&stream_k, 48, "a multiple of 8 from 8 to 48")]
+    {
+        rule(tokens, eights(most).collect(), valid).walk(|tokens| Config { tokens, ..four }.layout(variant));
     }
     rule("stages", (2..=16).collect(), "from 2 to 16").walk(|stages| of(Config { stages, ..base }));
     rule("stages", (3..=16).collect(), "from 3 to 16")
