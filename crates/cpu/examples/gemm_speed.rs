@@ -1,10 +1,10 @@
 //! Speed of the whole operation on this machine: prepare A, multiply, epilogue, write C as f16.
 //!
-//! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [ISA] [1t|2t|...] [4c] [100ms] [limits]
-//! [team] [MxNxK ...]`. Packing is excluded. `4c` uses four copies of the weights in turn, so that caches do not hold them; `limits` holds
-//! each median against the rate at which as many bytes are read. Activations are normally distributed, since their spread decides how
-//! few rows are multiplied. Without a number of threads, one and two are measured. Calls come from inside a pool of that many,
-//! or a [`Team`].
+//! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [ISA] [1t|2t|...] [4c] [32g] [100ms]
+//! [limits] [team] [MxNxK ...]`. Packing is excluded. `4c` uses four copies of the weights in turn, so that caches do not hold
+//! them; `32g` shares the rows among as many experts, each with weights of its own; `limits` holds each median against
+//! the rate at which as many bytes are read. Activations are normally distributed, since their spread decides how few rows are
+//! multiplied. Without a number of threads, one and two are measured. Calls come from inside a pool of that many, or a [`Team`].
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ impl Random {
 fn main() {
     let mut format = AFormat::Bf16;
     let (mut shapes, mut threads, mut time) = (Vec::<[usize; 3]>::new(), vec![], Duration::from_millis(500));
-    let (mut copies, mut isa, mut with_limits, mut with_team) = (1, None, false, false);
+    let (mut copies, mut experts, mut isa, mut with_limits, mut with_team) = (1, 1, None, false, false);
     let number = |text: &str| text.parse().expect("a format, 2t, 4c, 500ms or MxNxK");
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
@@ -69,10 +69,11 @@ fn main() {
             "limits" => with_limits = true,
             "team" => with_team = true,
             name if name.parse::<Isa>().is_ok() => isa = name.parse().ok(),
-            other => match (other.strip_suffix("ms"), other.strip_suffix('t'), other.strip_suffix('c')) {
-                (Some(millis), ..) => time = Duration::from_millis(number(millis) as u64),
-                (_, Some(count), _) => threads.push(number(count)),
-                (.., Some(count)) => copies = number(count),
+            other => match other.split_at(other.find(char::is_alphabetic).unwrap_or(0)) {
+                (millis, "ms") => time = Duration::from_millis(number(millis) as u64),
+                (count, "t") => threads.push(number(count)),
+                (count, "c") => copies = number(count),
+                (count, "g") => experts = number(count),
                 _ => {
                     let sizes: Vec<usize> = other.split('x').map(number).collect();
                     shapes.push(sizes.try_into().expect("MxNxK"));
@@ -91,7 +92,7 @@ fn main() {
         let mut random = Random(1);
         if packed.first().is_none_or(|weights| (weights.n(), weights.k()) != (n, k)) {
             let weights = GateUp::new(random.quantized(n, k), random.quantized(n, k));
-            packed = vec![PackedGateUp::pack(&weights).expect("healthy weights"); copies];
+            packed = vec![PackedGateUp::pack(&weights).expect("healthy weights"); copies * experts];
         }
         let a = random.activations(format, m, k);
         let mut desc = DualGemmDesc::new(m, n, k, format, BlockFormat::Nvfp4);
@@ -100,20 +101,25 @@ fn main() {
         for &threads in &threads {
             let options = CpuOptions { isa, threads: Some(threads), ..CpuOptions::default() };
             let plan = CpuPlan::new(&desc, options).expect("a healthy problem");
-            let mut gemm = CpuGemm::new(&plan, 1).expect("an available instruction set");
+            let mut gemm = CpuGemm::new(&plan, experts).expect("an available instruction set");
             let (mut times, mut read) = (Vec::new(), 0.0);
+            let bytes = plan.bytes + ((experts - 1) * packed[0].bytes()) as f64;
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
             let measure = || {
                 if with_limits {
-                    let beyond = CpuPlan { bytes: (copies * packed[0].bytes()) as f64, ..plan.clone() };
-                    read = plan.bytes / limits::of_plan(&beyond).expect("an available instruction set").1;
+                    let beyond = CpuPlan { bytes: (packed.len() * packed[0].bytes()) as f64, ..plan.clone() };
+                    read = bytes / limits::of_plan(&beyond).expect("an available instruction set").1;
                 }
                 let start = Instant::now();
                 while times.len() < 5 || (start.elapsed() < time && times.len() < 2000) {
-                    let weights = &packed[times.len() % copies];
-                    let group = [Group { first_row: 0, rows: m, weights }];
+                    let weights = &packed[times.len() % copies * experts..][..experts];
+                    let of = |(i, weights)| {
+                        let [first_row, end] = [i, i + 1].map(|i| m * i / experts);
+                        Group { first_row, rows: end - first_row, weights }
+                    };
+                    let groups: Vec<Group<'_>> = weights.iter().enumerate().map(of).collect();
                     let t = Instant::now();
-                    gemm.run(&a, &group, OutputMut::F16(&mut c)).expect("fits the plan");
+                    gemm.run(&a, &groups, OutputMut::F16(&mut c)).expect("fits the plan");
                     times.push(t.elapsed().as_secs_f64());
                 }
             };
@@ -123,7 +129,7 @@ fn main() {
                 pool.install(measure)
             }
             times.sort_by(f64::total_cmp);
-            let rate = |time: f64| (time * 1e3, plan.flops / time / 1e9, plan.bytes / time / 1e9);
+            let rate = |time: f64| (time * 1e3, plan.flops / time / 1e9, bytes / time / 1e9);
             let ((median, flops, bytes), best) = (rate(times[times.len() / 2]), rate(times[0]));
             println!(
                 "{format} {m}x{n}x{k} {} {threads}t: {}median {median:.3} ms {flops:.1} GFLOP/s {bytes:.1} GB/s, best {:.3} ms {:.1} GFLOP/s {:.1} GB/s",
