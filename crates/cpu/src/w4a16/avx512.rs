@@ -11,7 +11,7 @@ use super::vector::{DOUBLED, Vector, scale_factor};
 use super::x86::{operations, separate_pass, x86_pairs};
 use crate::fetch::AHEAD_AVX512;
 use crate::isa::{AmxBf16, Avx512, Avx512Bf16, Avx512Vnni, compiled_for, unsafe_methods};
-use crate::pack::{PANEL, UP_CODES};
+use crate::pack::{PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::w4a4::{avx512, scale_unit};
 
 impl Vector for __m512 {
@@ -46,15 +46,36 @@ impl Vector for __m512 {
         }
     }
 
+    /// A code is 0, 2^e or 1.5 · 2^e. So once for sixteen weights the scale and one and a half of it are made, as bf16 times the largest
+    /// 2^e. One table selects between them, and has the sign; another has what to subtract from the exponent. It leaves
+    /// zero of a code of zero, since the subtraction saturates.
     #[inline(always)]
-    unsafe fn store_bf16(to: *mut u32, low: Self, high: Self) {
-        // SAFETY: `to` points to room for 16 words; the rest is arithmetic in registers.
+    unsafe fn widen(chunk: *const u8, column: usize, to: *mut u32) {
+        // SAFETY: reads 16 of the chunk's 32 scale bytes and two lines of 64 bytes, 128 · half + 128 ≤ 256. The caller has room for
+        // eight times sixteen words.
         unsafe {
-            let (low, high) = (_mm512_srli_epi32::<16>(_mm512_castps_si512(low)), _mm512_castps_si512(high));
-            // Takes bits of `high` where the mask is set, and of `low` elsewhere.
-            let words =
-                _mm512_ternarylogic_epi32::<0xCA>(_mm512_set1_epi32(0xFFFF_0000_u32 as i32), high, low);
-            _mm512_storeu_si512(to.cast(), words);
+            let table = |table: &[u16; 32]| _mm512_loadu_si512(table.as_ptr().cast());
+            let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(chunk.add(SCALES + column).cast()));
+            let twice = _mm512_shuffle_epi8(bytes, table(&widening::SCALES_TWICE));
+            let exponents = _mm512_and_si512(_mm512_srli_epi16::<4>(twice), _mm512_set1_epi16(0xFF << 4));
+            let scales = _mm512_add_epi16(exponents, _mm512_set1_epi16(widening::LARGEST));
+            let half_more = _mm512_permutexvar_epi16(twice, table(&widening::HALF_MORE));
+            let one_and_a_half = _mm512_add_epi16(scales, half_more);
+            let store = |pair: usize, codes| {
+                let select = _mm512_permutexvar_epi16(codes, table(&widening::SELECT));
+                let less = _mm512_permutexvar_epi16(codes, table(&widening::LESS));
+                // Bits of the second where `select` is 1, of the third elsewhere.
+                let scaled = _mm512_ternarylogic_epi32::<0xCA>(select, one_and_a_half, scales);
+                _mm512_storeu_si512(to.add(pair * PANEL).cast(), _mm512_subs_epu16(scaled, less));
+            };
+            for line in 0..2 {
+                let codes = _mm512_loadu_si512(chunk.add(column / PANEL * UP_CODES + line * 64).cast());
+                for pair in 0..2 {
+                    let codes = _mm512_shuffle_epi8(codes, table(&widening::PAIRS[pair]));
+                    store(4 * line + pair, codes);
+                    store(4 * line + 2 + pair, _mm512_srli_epi16::<4>(codes));
+                }
+            }
         }
     }
 
@@ -80,6 +101,66 @@ impl Vector for __m512 {
         __m512, isa: Avx512;
         zero: _mm512_setzero_ps, splat: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
         add: _mm512_add_ps, mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps;
+    }
+}
+
+/// Tables of [`Vector::widen`]. `vpermw` looks at the low five bits of an index: a code takes four of them, the significand of a scale
+/// three.
+mod widening {
+    use super::SCALE_EXPONENT;
+
+    /// What makes the bits of a scale of a pack, at their place in a bf16, those of the scale times 4.
+    pub(super) const LARGEST: i16 = (SCALE_EXPONENT as i16 + 2) << 7;
+
+    const SIGN: u16 = 1 << 15;
+
+    /// By code: from the exponent of 4.
+    pub(super) const LESS: [u16; 32] = by_code([u16::MAX, 3 << 7, 2 << 7, 2 << 7, 1 << 7, 1 << 7, 0, 0], 0);
+
+    /// By code: ones where one and a half times the scale is wanted, and the sign.
+    pub(super) const SELECT: [u16; 32] = by_code([0, 0, 0, !SIGN, 0, !SIGN, 0, !SIGN], SIGN);
+
+    /// By the low bits of a scale: the bits of 1.5 times that, less its own, and the sign that [`SELECT`] selects.
+    pub(super) const HALF_MORE: [u16; 32] = {
+        let (mut table, mut scale) = ([0; 32], 0);
+        while scale < 32 {
+            let value = f32::from_bits((127 << 23) + ((scale as u32 % 8) << 20));
+            let bits = (1.5 * value).to_bits() - value.to_bits();
+            table[scale] = (bits >> 16) as u16 | SIGN;
+            scale += 1;
+        }
+        table
+    };
+
+    /// The bytes of `vpshufb` that put each scale four times into the place of its feature.
+    pub(super) const SCALES_TWICE: [u16; 32] = {
+        let (mut bytes, mut word) = ([0; 32], 0);
+        while word < 32 {
+            bytes[word] = word as u16 / 2 * 0x101;
+            word += 1;
+        }
+        bytes
+    };
+
+    /// The bytes that put both codes of each of two k into the two words of a feature: k = 0 and 1, and k = 2 and 3.
+    pub(super) const PAIRS: [[u16; 32]; 2] = {
+        let (mut bytes, mut word) = ([[0; 32]; 2], 0);
+        while word < 32 {
+            let first = word as u16 % 8 / 2 * 4 + word as u16 % 2;
+            bytes[0][word] = first * 0x101;
+            bytes[1][word] = (first + 2) * 0x101;
+            word += 1;
+        }
+        bytes
+    };
+
+    const fn by_code(magnitudes: [u16; 8], negative: u16) -> [u16; 32] {
+        let (mut table, mut code) = ([0; 32], 0);
+        while code < 32 {
+            table[code] = magnitudes[code % 8] | if code % 16 < 8 { 0 } else { negative };
+            code += 1;
+        }
+        table
     }
 }
 

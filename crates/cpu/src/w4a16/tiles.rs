@@ -20,7 +20,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use dualgemm_formats::{BlockFormat, FloatMatrix};
+use dualgemm_formats::FloatMatrix;
 
 use super::pairs::Pairs;
 use super::vector::Vector;
@@ -310,20 +310,11 @@ impl Block {
 /// Widens chunk `c` of a block.
 #[inline(always)]
 unsafe fn widen_chunk<V: Vector>(chunk: *const u8, c: usize, weights: *mut u16) {
-    const FORMAT: BlockFormat = BlockFormat::Nvfp4;
     for column in (0..TILE_COLS).step_by(V::LANES) {
+        // Pairs of k of a step, behind those of the features before.
+        let pairs = (c / 2 * 2 + column / PANEL) * TILE_ROWS + c % 2 * (CHUNK_K / 2);
         // SAFETY: `multiply` passes a whole chunk, and room for a block of weights: two bf16 for each feature and pair of k.
-        unsafe {
-            let scales = V::scales(chunk, column, FORMAT);
-            // Pairs of k of a step, behind those of the features before.
-            let pairs = (c / 2 * 2 + column / PANEL) * TILE_ROWS + c % 2 * (CHUNK_K / 2);
-            let to = weights.cast::<u32>().add(pairs * PANEL + column % PANEL);
-            for quad in 0..CHUNK_K / 4 {
-                let [k0, k1, k2, k3] = V::weights(chunk, column, quad).map(|w| V::mul(w, scales));
-                V::store_bf16(to.add(2 * quad * PANEL), k0, k1);
-                V::store_bf16(to.add((2 * quad + 1) * PANEL), k2, k3);
-            }
-        }
+        unsafe { V::widen(chunk, column, weights.cast::<u32>().add(pairs * PANEL + column % PANEL)) };
     }
 }
 

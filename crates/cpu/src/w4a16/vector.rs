@@ -6,6 +6,7 @@ use half::{bf16, f16};
 
 use super::many_rows::Pass;
 use super::sum_unit;
+use crate::pack::{CHUNK_K, PANEL};
 
 /// Twice the values of the codes, which makes them integers: some instruction sets decode them as integers.
 pub(super) const DOUBLED: [f32; 16] = {
@@ -137,6 +138,20 @@ pub(crate) trait Vector: Copy {
             Self::store(highs.as_mut_ptr().cast(), high);
             for (i, (low, high)) in lows.into_iter().zip(highs).enumerate().take(Self::LANES) {
                 to.add(i).write(low >> 16 | high & 0xFFFF_0000);
+            }
+        }
+    }
+
+    /// Writes the weights of `LANES` features of a chunk of nvfp4, which are bf16, scale included: `[pair of k][16][2]`.
+    #[inline(always)]
+    unsafe fn widen(chunk: *const u8, column: usize, to: *mut u32) {
+        // SAFETY: the caller has room for eight times 16 words, and for `LANES` of the last.
+        unsafe {
+            let scales = Self::scales(chunk, column, BlockFormat::Nvfp4);
+            for quad in 0..CHUNK_K / 4 {
+                let [k0, k1, k2, k3] = Self::weights(chunk, column, quad).map(|w| Self::mul(w, scales));
+                Self::store_bf16(to.add(2 * quad * PANEL), k0, k1);
+                Self::store_bf16(to.add((2 * quad + 1) * PANEL), k2, k3);
             }
         }
     }

@@ -147,6 +147,27 @@ fn the_order_of_sums_of_tiles_is_the_documented_one_exact() {
     }
 }
 
+#[test]
+fn every_code_times_every_scale_is_widened_exact() {
+    let (n, k) = (0x7F, 32);
+    let codes: Vec<u8> = (0..n * k / 2).map(|i| e2m1::pack(i as u8 % 8 * 2, i as u8 % 8 * 2 + 1)).collect();
+    let scales: Vec<u8> = (0..n as u8).flat_map(|scale| [scale, (scale + 64) % n as u8]).collect();
+    let format = BlockFormat::Nvfp4;
+    let weight =
+        QuantizedMatrix::new("w", format, n, k, codes, scales, ScaleLayout::Linear, GlobalScale::ONE)
+            .unwrap();
+    let packed = PackedGateUp::pack(&GateUp::new(weight.clone(), weight.clone())).unwrap();
+    // Row r picks element r.
+    let data: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        let got = sums(emulated(isa), &as_bf16(k, k, &data), &one_tile(k), &packed);
+        for (i, got) in got.into_iter().enumerate() {
+            let (row, feature) = (i / n / 2, i % n);
+            assert_eq!(got, weight.value(feature, row) as f32, "{isa} scale {feature:#04x} code {row}");
+        }
+    }
+}
+
 /// On a machine with AMX, its tiles are compared; elsewhere there is nothing to compare.
 #[test]
 fn real_tiles_give_the_bits_of_emulated_ones_exact() {
