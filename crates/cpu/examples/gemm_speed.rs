@@ -1,10 +1,10 @@
 //! Speed of the whole operation on this machine: prepare A, multiply, epilogue, write C as f16.
 //!
 //! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [ISA] [1t|2t|...] [4c] [32g] [100ms]
-//! [limits] [team] [MxNxK ...]`. Packing is excluded. `32g` shares the rows among as many experts, each with weights of its own. `4c` uses four copies of the weights in turn, so that caches do not hold them; `limits` holds
-//! each median against the rate at which as many bytes are read. Activations are normally distributed, since their spread decides how
-//! few rows are multiplied. Without a number of threads, one and two are measured. Calls come from inside a pool of that many,
-//! or a [`Team`].
+//! [limits] [team] [MxNxK ...]`. Packing is excluded. `4c` uses four copies of the weights in turn, so that caches do not hold
+//! them; `32g` shares the rows among as many experts, each with weights of its own; `limits` holds each median against
+//! the rate at which as many bytes are read. Activations are normally distributed, since their spread decides how few rows are
+//! multiplied. Without a number of threads, one and two are measured. Calls come from inside a pool of that many, or a [`Team`].
 
 use std::time::{Duration, Instant};
 

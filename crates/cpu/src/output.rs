@@ -18,7 +18,7 @@ use crate::isa::{InstructionSet, Work};
 use crate::lanes;
 use crate::pack::PANEL;
 use crate::threads::{self, SharedSlice};
-use crate::tile::{TILE_COLS, Tile, TileSink};
+use crate::tile::{RowTile, TILE_COLS, Tile, TileSink};
 use crate::workspace::Group;
 
 /// Finishes tiles and writes them to C, `[rows, n]`.
@@ -128,6 +128,16 @@ impl<'a> Destination<'a> {
 }
 
 impl Destination<'_> {
+    /// Fetches the lines of `len` elements of a C of floats, from element `at` on.
+    fn fetch(&self, at: usize, len: usize) {
+        match self {
+            Self::F32(c) | Self::Deferred(c, _) => c.fetch(at, len),
+            Self::F16(c) => c.fetch(at, len),
+            Self::Bf16(c) => c.fetch(at, len),
+            Self::Nvfp4(..) | Self::Amax(_) => {}
+        }
+    }
+
     /// Writes values to a C of floats, from element `at` on; nothing elsewhere.
     ///
     /// # Safety
@@ -158,6 +168,13 @@ impl Destination<'_> {
 }
 
 impl TileSink for OutputSink<'_> {
+    // Else stores wait for the lines: on 16 threads of an Emerald Rapids, storing 117 MB of f32 takes half as long with this.
+    fn fetch(&self, rows: &RowTile, first_col: usize, cols: usize) {
+        for row in rows.first_row..rows.first_row + rows.rows {
+            self.c.fetch(row * self.n + first_col, cols);
+        }
+    }
+
     fn store(&self, tile: &mut Tile<'_>) {
         self.epilogue.apply(tile, self.groups[tile.rows.group].weights, self.a_scale);
         let rows = &tile.sums.as_chunks::<TILE_COLS>().0[..tile.rows.rows];

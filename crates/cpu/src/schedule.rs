@@ -82,10 +82,16 @@ pub(crate) fn run<'w>(
             let weights = weights_of(rows.group);
             let panels = items.start % panels..(items.end - 1) % panels + 1;
             let (unit, sums) = (kernel.sum_unit(weights), &mut sums[..panels.len() * rows.rows * TILE_COLS]);
+            let place = |panel: usize| (panel * columns, columns.min(n - panel * columns));
+            let fetch = |panel| sink.fetch(&rows, place(panel).0, place(panel).1);
+            fetch(panels.start);
             kernel.multiply_panels(&rows, weights, panels.clone(), sums);
-            for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
-                let first_col = panel * columns;
-                sink.store(&mut Tile { rows, first_col, cols: columns.min(n - first_col), unit, sums });
+            for (panel, sums) in panels.clone().zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
+                if panel + 1 < panels.end {
+                    fetch(panel + 1);
+                }
+                let (first_col, cols) = place(panel);
+                sink.store(&mut Tile { rows, first_col, cols, unit, sums });
             }
         },
     );

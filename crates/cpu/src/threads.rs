@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
+use crate::fetch::prefetch;
 use crate::team;
 
 /// Calls `body` once for each of `0..items`, on up to `threads` threads of the current [team](crate::Team) or rayon pool.
@@ -74,6 +75,12 @@ impl<'a, T> SharedSlice<'a, T> {
     /// Takes over the slice for as long as it is borrowed.
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+    }
+
+    /// Fetches the lines of `len` elements from `start` on.
+    pub(crate) fn fetch(&self, start: usize, len: usize) {
+        let lines = (0..len).step_by(64 / size_of::<T>());
+        lines.for_each(|at| prefetch(self.start.wrapping_add(start + at).cast()));
     }
 
     /// `len` elements from `start`.

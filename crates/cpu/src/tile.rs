@@ -72,4 +72,7 @@ pub trait TileKernel: Sync {
 pub trait TileSink: Sync {
     /// Finishes and writes one tile.
     fn store(&self, tile: &mut Tile<'_>);
+
+    /// Asks for the memory that [`store`](Self::store) will write soon, of so many columns from `first_col` on. By default does nothing.
+    fn fetch(&self, _rows: &RowTile, _first_col: usize, _cols: usize) {}
 }

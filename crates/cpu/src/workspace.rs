@@ -13,9 +13,10 @@ use crate::threads::{self, SharedSlice};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TileSink};
 use crate::{Error, w4a4, w4a16};
 
-/// Rows of A that are prepared and multiplied before the next ones. This bounds the memory for prepared activations and leaves
-/// many items of work for every thread.
-const WAVE_ROWS: usize = 1024;
+/// Rows of A that are prepared and multiplied before the next ones. This bounds the memory for prepared activations. All threads
+/// wait for each other twice in each wave: 4096 rows take 7 % less time in two waves than in four, on 16 threads of an Emerald
+/// Rapids.
+const WAVE_ROWS: usize = 2048;
 const _: () = assert!(MAX_TILE_ROWS <= WAVE_ROWS);
 
 /// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.

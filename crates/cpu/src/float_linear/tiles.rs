@@ -21,7 +21,6 @@ impl Multiply<'_> {
         let weights = bytemuck::cast_slice_mut::<f32, u16>(room).as_chunks_mut::<TILE_K>().0;
         // SAFETY: the caller's machine has the unit.
         let mut unit = unsafe { U::new() };
-        unit.configure(TILE_ROWS);
         for first in (0..k).step_by(BLOCK_K) {
             let steps = BLOCK_K.min(k - first).div_ceil(TILE_K);
             for feature in 0..TILE_COLS {
@@ -38,11 +37,14 @@ impl Multiply<'_> {
                     to[..rest.len()].copy_from_slice(rest);
                 }
             }
-            let (group, second) = (weights.as_ptr().cast(), weights[steps * TILE_ROWS..].as_ptr().cast());
             for (sums, a) in sums.iter_mut().zip(a.chunks_exact(of_block)) {
-                let (b, sums) = (a[first * BLOCK_ROWS..].as_ptr(), sums.as_mut_ptr());
-                // SAFETY: a block has so many steps of A and of two groups of weights, and 32 sums of each of 32 features.
-                unsafe { unit.pass(&Pass { a: group, second: Some(second), b, steps, sums }) };
+                let b = a[first * BLOCK_ROWS..].as_ptr();
+                for group in 0..2 {
+                    let a = weights[group * steps * TILE_ROWS..].as_ptr().cast();
+                    let sums = sums[group * TILE_ROWS * TILE_COLS..].as_mut_ptr();
+                    // SAFETY: a block has so many steps of A and of each group of weights, and 32 sums of each feature.
+                    unsafe { unit.pass(&Pass { a, rows: TILE_ROWS, b, steps, sums }) };
+                }
             }
         }
         for sums in sums {

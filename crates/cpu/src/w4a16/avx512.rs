@@ -104,7 +104,7 @@ impl Vector for __m512 {
     }
 }
 
-/// Tables of [`Vector::widen`]. `vpermw` looks at the low five bits of an index; a code has four and the significand of a scale
+/// Tables of [`Vector::widen`]. `vpermw` looks at the low five bits of an index: a code takes four of them, the significand of a scale
 /// three.
 mod widening {
     use super::SCALE_EXPONENT;
@@ -124,8 +124,9 @@ mod widening {
     pub(super) const HALF_MORE: [u16; 32] = {
         let (mut table, mut scale) = ([0; 32], 0);
         while scale < 32 {
-            let value = f32::from_bits(((127 << 3) | (scale as u32 % 8)) << 20);
-            table[scale] = (((1.5 * value).to_bits() - value.to_bits()) >> 16) as u16 | SIGN;
+            let value = f32::from_bits((127 << 23) + ((scale as u32 % 8) << 20));
+            let bits = (1.5 * value).to_bits() - value.to_bits();
+            table[scale] = (bits >> 16) as u16 | SIGN;
             scale += 1;
         }
         table

@@ -28,8 +28,9 @@ compiled_for!(Avx512Bf16, {
     /// Multiplies one group of rows, as [`Unit::pass`](crate::amx::Unit::pass) does.
     ///
     /// # Safety
-    /// The machine has the instructions, and the pointers are valid for the steps of the pass and so many rows.
-    pub(crate) unsafe fn multiply_group(pass: &Pass, a: *const u16, rows: usize, sums: *mut f32) {
+    /// The machine has the instructions, and the pointers are valid for the steps and rows of the pass.
+    pub(crate) unsafe fn multiply_group(pass: &Pass) {
+        let Pass { a, rows, sums, .. } = *pass;
         for part in groups(rows, ROWS) {
             // SAFETY: parts are inside the group.
             unsafe {

@@ -51,14 +51,35 @@ pub(super) fn min_rows(tiles: Tiles, terms: usize) -> Option<usize> {
 /// Elements of A that are multiplied with several panels in turn: 512 KiB of a second-level cache of 2 MiB that two threads share.
 const CACHED: usize = 256 << 10;
 
-/// Whether tiles multiply these floats: all are zero, or finite and so large that the last bit of each, times the last bit of a
-/// weight of nvfp4, 2⁻¹⁰, is at least 2⁻¹²⁶.
+/// The exponent, as f32 and bf16 have it, of the smallest float that tiles multiply: the last bit of that float, times the last bit
+/// of a weight of nvfp4, 2⁻¹⁰, is 2⁻¹²⁶.
+const fn smallest_exponent(terms: usize) -> u16 {
+    const BITS: [u16; 3] = [8, 11, 24];
+    1 + 10 + BITS[terms - 1] - 1
+}
+
+/// Whether tiles multiply these floats: all are zero, or finite and not too small.
 #[inline(always)]
 fn fits(values: &[f32], terms: usize) -> bool {
-    const BITS: [i32; 3] = [8, 11, 24];
-    let smallest = f32::from_bits(((1 + 10 + BITS[terms - 1] - 1) << 23) as u32);
+    let smallest = f32::from_bits(u32::from(smallest_exponent(terms)) << 23);
     let fits = |x: f32| (x == 0.0) | ((x.abs() >= smallest) & (x.abs() <= f32::MAX));
     values.iter().fold(true, |all, &x| all & fits(x))
+}
+
+/// Copies bf16. The result says whether they fit.
+#[inline(always)]
+fn copy(values: &[u16], mut out: Steps<'_>) -> bool {
+    const SMALLEST: u16 = smallest_exponent(1) << 7;
+    const INFINITY: u16 = 0x7F80;
+    let fits = |x: u16| (x << 1 == 0) | ((x & 0x7FFF).wrapping_sub(SMALLEST) < INFINITY - SMALLEST);
+    let mut misfits = [0; TILE_K];
+    for (step, values) in values.as_chunks().0.iter().enumerate() {
+        *out.step(step) = *values;
+        for (misfit, x) in misfits.iter_mut().zip(values) {
+            *misfit |= u16::from(!fits(*x));
+        }
+    }
+    misfits == [0; TILE_K]
 }
 
 /// The groups of a tile's rows.
@@ -90,7 +111,11 @@ impl Work for Write<'_> {
         let Self { a, terms, tile, first, out } = self;
         let mut room = [0.0; BLOCK_K];
         write(tile.rows, terms, out, |row, block, out| {
-            let values = widen(a, tile.first_row + row, first + block.start, &mut room[..block.len()]);
+            let (row, block) = (tile.first_row + row, first + block.start..first + block.end);
+            if let FloatMatrix::Bf16(a) = a {
+                return copy(bytemuck::cast_slice(&a.row(row)[block]), out);
+            }
+            let values = widen(a, row, block.start, &mut room[..block.len()]);
             let fits = fits(values, terms);
             if fits {
                 cut(values, terms, out);
@@ -224,12 +249,19 @@ impl Multiply<'_> {
                 for panel in 0..panels {
                     for first in (start..end).step_by(BLOCK_K) {
                         let len = BLOCK_K.min(end - first);
-                        let chunk = packed.as_ptr().add((panel * self.chunks + first / CHUNK_K) * CHUNK);
+                        let chunk = |panel, k| {
+                            packed.as_ptr().wrapping_add((panel * self.chunks + k / CHUNK_K) * CHUNK)
+                        };
                         for c in 0..len / CHUNK_K {
-                            widen_chunk::<V>(chunk.add(c * CHUNK), c, weights);
+                            widen_chunk::<V>(chunk(panel, first).add(c * CHUNK), c, weights);
                         }
                         let a = a.as_ptr().add(first * rows * terms);
-                        let block = Block { a, rows, terms, weights, len };
+                        let next = match (first + BLOCK_K < end, panel + 1 < panels) {
+                            (true, _) => chunk(panel, first + BLOCK_K),
+                            (false, true) => chunk(panel + 1, start),
+                            (false, false) => chunk(0, end),
+                        };
+                        let block = Block { a, rows, terms, weights, len, next };
                         let backwards = first / BLOCK_K % 2 == 1;
                         block.multiply(&mut unit, sums.as_mut_ptr().add(panel * rows * TILE_COLS), backwards);
                     }
@@ -246,34 +278,30 @@ struct Block {
     terms: usize,
     weights: *const u16,
     len: usize,
+    /// Packed weights of the next block.
+    next: *const u8,
 }
 
 impl Block {
-    /// Adds its products to `sums`, `[rows][32]`: two groups of rows at a time, and those that are not full alone. Those come last
-    /// in one block and first in the next one, since it takes 0.1 µs to set the rows of a register.
+    /// Adds its products to `sums`, `[rows][32]`. A group that is not full comes last in one block and first in the next one, since it
+    /// takes 0.1 µs to set the rows of a register.
     #[inline(always)]
     unsafe fn multiply(&self, unit: &mut impl Unit, sums: *mut f32, backwards: bool) {
-        let Self { a, rows, terms, weights, len } = *self;
-        let full = rows / TILE_ROWS * TILE_ROWS;
-        let mut parts = [0..full, full..rows];
-        if backwards {
-            parts.reverse();
-        }
-        for Range { start, end } in parts {
-            let mut row = start;
-            while row < end {
-                let (first, two) = (TILE_ROWS.min(end - row), end - row >= 2 * TILE_ROWS);
-                unit.configure(first);
-                for term in 0..terms {
-                    // SAFETY: the rows from `row` on are inside the tile, and a term of a group has `len` elements for each row.
-                    unsafe {
-                        let a = a.add((row * terms + term * first) * len);
-                        let second = two.then(|| a.add(TILE_ROWS * terms * len));
-                        let sums = sums.add(row * TILE_COLS);
-                        unit.pass(&Pass { a, second, b: weights, steps: len / TILE_K, sums });
-                    }
+        let Self { a, rows, terms, weights, len, next } = *self;
+        let count = rows.div_ceil(TILE_ROWS);
+        // All at once they would wait for each other, and the widening for them.
+        let fetched = (BLOCK_K / CHUNK_K).div_ceil(count);
+        for group in 0..count {
+            (group * fetched..(group + 1) * fetched).for_each(|c| fetch(next.wrapping_add(c * CHUNK)));
+            let first = TILE_ROWS * if backwards { count - 1 - group } else { group };
+            let of_group = TILE_ROWS.min(rows - first);
+            for term in 0..terms {
+                // SAFETY: the rows from `first` on are inside the tile, and a term of a group has `len` elements for each row.
+                unsafe {
+                    let a = a.add((first * terms + term * of_group) * len);
+                    let sums = sums.add(first * TILE_COLS);
+                    unit.pass(&Pass { a, rows: of_group, b: weights, steps: len / TILE_K, sums });
                 }
-                row += first + if two { TILE_ROWS } else { 0 };
             }
         }
     }
@@ -282,7 +310,6 @@ impl Block {
 /// Widens chunk `c` of a block.
 #[inline(always)]
 unsafe fn widen_chunk<V: Vector>(chunk: *const u8, c: usize, weights: *mut u16) {
-    fetch(chunk.wrapping_add(BLOCK_K / CHUNK_K * CHUNK));
     for column in (0..TILE_COLS).step_by(V::LANES) {
         // Pairs of k of a step, behind those of the features before.
         let pairs = (c / 2 * 2 + column / PANEL) * TILE_ROWS + c % 2 * (CHUNK_K / 2);
@@ -317,10 +344,8 @@ fn spin<U: Unit>() -> usize {
     const TURNS: usize = 64;
     const ROWS: usize = 2 * TILE_ROWS;
     let (a, b) = ([1u16; ROWS * BLOCK_K], [1u16; TILE_COLS * BLOCK_K]);
-    let (block, mut sums) = (
-        Block { a: a.as_ptr(), rows: ROWS, terms: 1, weights: b.as_ptr(), len: BLOCK_K },
-        [0.0; ROWS * TILE_COLS],
-    );
+    let (weights, next, mut sums) = (b.as_ptr(), b.as_ptr().cast(), [0.0; ROWS * TILE_COLS]);
+    let block = Block { a: a.as_ptr(), rows: ROWS, terms: 1, weights, len: BLOCK_K, next };
     // SAFETY: a value of `Tiles` names what the machine has, and the arrays are as long as the block says.
     unsafe {
         let mut unit = U::new();
