@@ -10,7 +10,7 @@ use dualgemm::{AnyDesc, AnyPlan, AnyRunner, Error, LayerCall, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
-use crate::array::{Array, Dtype};
+use crate::array::Array;
 use crate::destination::output;
 use crate::error::{Kind, facade, refuse};
 use crate::float_linear::{self, FloatLinear};
@@ -306,7 +306,7 @@ fn heads<'a>(array: &'a Array<'_>) -> Option<(dualgemm::cpu::attention::Heads<'a
     let (&[1, heads, rows, dim], &[_, head, row, 1]) = (&array.shape[..], &array.strides[..]) else {
         return None;
     };
-    let elements = (array.dtype == Dtype::Bf16).then(|| array.as_span::<bf16>())??;
+    let elements = (array.dtype == crate::array::Dtype::Bf16).then(|| array.as_span::<bf16>())??;
     let (head_stride, row_stride) = (head as usize, row as usize);
     Some((dualgemm::cpu::attention::Heads { elements, heads, head_stride, row_stride }, [rows, dim]))
 }
