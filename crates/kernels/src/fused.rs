@@ -13,11 +13,12 @@ use dualgemm_ptx::ast::Module;
 use crate::error::{one_of, refused};
 use crate::generic::{load, target_for};
 use crate::limits::{Rules, block_rule, check_address};
-use crate::parts::format::{Format, Formats};
+use crate::parts::format::Format;
 use crate::parts::groups::GroupArgs;
 use crate::parts::operand::Operand;
 use crate::parts::rows::Output;
 use crate::parts::variant::Variant;
+use crate::registry::{KERNELS, Kernel};
 use crate::{Error, fp8, plain, sm80, sm90a, sm100a, sm120a, warpwise};
 
 /// Name of every fused kernel in its module.
@@ -73,16 +74,10 @@ impl Config {
         }
     }
 
-    /// Every configuration of every menu.
+    /// Every configuration of the [registry](crate::registry), once where architectures share a menu.
     pub fn all() -> impl Iterator<Item = Self> {
-        let hopper = sm90a::config::Config::MENU.into_iter().map(Self::Sm90a);
-        let hopper = hopper.chain(warpwise::config::Config::menu().map(Self::Warpwise));
-        let hopper = hopper.chain(plain::config::Config::menu().map(Self::Plain));
-        let hopper = hopper.chain(fp8::config::Config::MENU.map(Self::Fp8));
-        let others = hopper.chain(sm80::config::Config::MENU.map(Self::Sm80));
-        let sm100 = Formats::ALL.into_iter().flat_map(sm100a::config::Config::menu).map(Self::Sm100a);
-        let sm120 = dualgemm_formats::BlockFormat::ALL.into_iter().flat_map(sm120a::config::Config::menu);
-        others.chain(sm100).chain(sm120.map(Self::Sm120a))
+        let twin = |kernel: &Kernel| matches!(kernel.arch, Target::Sm103a | Target::Sm121a);
+        KERNELS.iter().filter(move |kernel| !twin(kernel)).flat_map(Kernel::fused)
     }
 
     /// The configuration of any menu that [`name`](Self::name) calls so.

@@ -6,4 +6,4 @@
 
 pub mod config;
 pub mod fused;
-pub mod host;
+mod host;

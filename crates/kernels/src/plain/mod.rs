@@ -7,5 +7,5 @@
 
 pub mod config;
 pub mod fused;
-pub mod host;
+mod host;
 pub mod order;

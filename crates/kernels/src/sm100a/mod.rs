@@ -5,7 +5,7 @@
 pub mod config;
 pub mod fused;
 mod half_atoms;
-pub mod host;
+mod host;
 mod roles;
 mod scales;
 mod store;

@@ -5,4 +5,4 @@
 
 pub mod config;
 pub mod fused;
-pub mod host;
+mod host;

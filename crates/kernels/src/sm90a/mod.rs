@@ -2,7 +2,7 @@
 //! `wgmma`.
 //!
 //! In reading order: [`pack`] and [`decode`] (what the kernel reads), [`config`] (with which tile), [`fused`] (the kernel: its parts, in files of their own, are the schedule, the producers, the consumers
-//! and the stores), [`host`] (launching it).
+//! and the stores), `host` (launching it).
 
 mod apart;
 pub mod config;
@@ -10,7 +10,7 @@ pub(crate) mod consumers;
 pub mod decode;
 mod exchange;
 pub mod fused;
-pub mod host;
+mod host;
 pub mod pack;
 mod producers;
 mod schedule;

@@ -2,9 +2,9 @@
 //! weights of its own and multiplies by `mma.sync`.
 //!
 //! In reading order: [`config`] (which rows and which K a warp takes), [`fused`] (the kernel), `tokens` (A's fragments),
-//! [`host`] (launching it).
+//! `host` (launching it).
 
 pub mod config;
 pub mod fused;
-pub mod host;
+mod host;
 mod tokens;
