@@ -175,7 +175,7 @@ def test_a_layer_in_4_bits_has_its_weight_for_who_asks_exact(tmp_path, dtype):
         with pytest.raises(dualgemm.UnsupportedError, match="would write to a weight in 4 bits"):
             write()
     # It is no parameter, follows the type of its module, and is nobody's memory.
-    assert "weight" not in dict(layer.named_parameters()) and not hasattr(layer, "bias")
+    assert "weight" not in dict(layer.named_parameters()) and layer.bias is None
     assert torch.equal(copy.deepcopy(layer).double().weight.detach(), want.double())
     assert model.half().model.layers[0].self_attn.q_proj.weight.dtype == torch.float16
     assert torch.equal(layer.weight.detach(), want.half())
