@@ -118,7 +118,11 @@ fn what_does_not_exist_is_named_with_what_does() {
     }
     let mxfp4 = "sm100a_fused_features_n16_g1_k4_s5_a1_mxfp4";
     let args = ["ptx", "--kernel", "fused", "--arch", "sm_100a", "--config", mxfp4];
-    refused(&args, 2, [mxfp4, "closest are sm100a_fused_features_n16_g1_k4_s5_a1, "]);
+    refused(
+        &args,
+        2,
+        [mxfp4, "belongs to the kernel \"fused_mxfp4\" of sm_100a; this command runs \"fused\" of sm_100a"],
+    );
     let generic = ["ptx", "--kernel", "expand", "--arch", "sm_80"];
     refused(
         &[&generic[..], &["--activation", "relu2"]].concat(),
