@@ -49,9 +49,16 @@ fn a_simulated_kernel_is_right_and_says_what_bounds_it() {
     assert!(launch["least_us"].as_f64().unwrap() > 0.0);
     assert!(launch["resources_us"].get(launch["bound"].as_str().unwrap()).is_some());
     let text = stdout(&SIM, 0);
-    for part in
-        ["every check on", "elements: right", "kernel dual_gemm: 2 CTAs of", "H100 SXM5 80GB: at least"]
-    {
+    for part in [
+        "every check on",
+        "elements: right",
+        "kernel dual_gemm: 2 CTAs of",
+        " (virtual)\n",
+        "\n  warp 0: ",
+        "\n  warps 1-7: ",
+        " µs, bound by ",
+        "H100 SXM5 80GB: at least",
+    ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
 }
