@@ -225,7 +225,12 @@ fn doctor_says_which_kernel_would_run_and_why() {
     }
     let text = dualgemm().arg("doctor").output().unwrap();
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    assert!(text.contains("B200, GB200") && !text.contains("on a card"), "{text}");
+    assert!(
+        text.contains("B200, GB200")
+            && text.contains("tile of the fused kernel")
+            && !text.contains("on a card"),
+        "{text}"
+    );
     assert!(
         text.lines().any(|line| line.contains("A100") && line.trim_end().ends_with("on H100, H200")),
         "{text}"
