@@ -13,7 +13,20 @@ use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, S
 use crate::error::list;
 use crate::{Dtype, Error, TensorFiles};
 
-const VALID: &str = "one F32, F16 or BF16 tensor [M, K], or a_packed U8 [M, K/2], a_scale F8_E4M3 [M, K/16] and a_scale_2 F32 [1]";
+/// What a file is read as: the option that names its tensor, and what it may hold.
+struct Role {
+    option: &'static str,
+    valid: &'static str,
+}
+
+const OPERAND: Role = Role {
+    option: "--input-tensor",
+    valid: "one F32, F16 or BF16 tensor [M, K], or a_packed U8 [M, K/2], a_scale F8_E4M3 [M, K/16] and a_scale_2 F32 [1]",
+};
+const RESULT: Role = Role {
+    option: "--tensor",
+    valid: "C: one F32, F16 or BF16 tensor [M, N], or c_packed U8 [M, N/2], c_scale F8_E4M3 [M, N/16] and c_scale_2 F32 [1]",
+};
 /// A result can be the next product's operand.
 const PREFIXES: [&str; 2] = ["a", "c"];
 pub(crate) const LAYOUT_KEY: &str = "scale_layout";
@@ -33,7 +46,20 @@ impl<'a> Activations<'a> {
     /// # Errors
     /// If there is no such tensor, there are several and none is named, or one has the wrong type or shape.
     pub fn read(files: &'a TensorFiles, tensor: Option<&str>) -> Result<Self, Error> {
-        let fault = |found| Error::Activations { file: files.root().into(), found, valid: VALID };
+        Self::find(files, tensor, &OPERAND)
+    }
+
+    /// [`read`](Self::read) for a file that holds a result, C `[M, N]`; errors say so.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn read_result(files: &'a TensorFiles, tensor: Option<&str>) -> Result<Self, Error> {
+        Self::find(files, tensor, &RESULT)
+    }
+
+    fn find(files: &'a TensorFiles, tensor: Option<&str>, role: &Role) -> Result<Self, Error> {
+        let &Role { option, valid } = role;
+        let fault = |found| Error::Activations { file: files.root().into(), found, valid };
         if let Some(name) = tensor {
             let view = files.get(name).ok_or_else(|| {
                 fault(format!("no tensor `{name}` among {}", list(files.tensors().map(|t| t.name))))
@@ -42,10 +68,10 @@ impl<'a> Activations<'a> {
         }
         if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
             return match files.get(prefix) {
-                None => Self::read_triple(files, prefix),
-                Some(_) => Err(fault(format!(
-                    "both `{prefix}` and `{prefix}_packed`, and --input-tensor names none"
-                ))),
+                None => Self::read_triple(files, prefix, valid),
+                Some(_) => {
+                    Err(fault(format!("both `{prefix}` and `{prefix}_packed`, and {option} names none")))
+                }
             };
         }
         let mut tensors = files.tensors();
@@ -53,18 +79,18 @@ impl<'a> Activations<'a> {
             (Some(view), None) => view.float_matrix().map(Self::Float),
             (None, _) => Err(fault("no tensor".into())),
             _ => Err(fault(format!(
-                "several tensors ({}), and --input-tensor names none",
+                "several tensors ({}), and {option} names none",
                 list(files.tensors().map(|t| t.name))
             ))),
         }
     }
 
-    fn read_triple(files: &'a TensorFiles, prefix: &str) -> Result<Self, Error> {
+    fn read_triple(files: &'a TensorFiles, prefix: &str, valid: &'static str) -> Result<Self, Error> {
         let get = |name: String| {
             files.get(&name).ok_or_else(|| Error::Activations {
                 file: files.root().into(),
                 found: format!("`{prefix}_packed` without `{name}`"),
-                valid: VALID,
+                valid,
             })
         };
         let codes = get(format!("{prefix}_packed"))?;

@@ -15,6 +15,12 @@ pub enum Error {
     /// A safetensors header, a GGUF header or a shard index breaks a rule of its format.
     #[error("{}: header rule `{rule}`: found {found}; valid is {valid}", file.display())]
     Header { file: PathBuf, rule: &'static str, found: String, valid: String },
+    /// A file ends before a tensor of its header does.
+    #[error(
+        "{}: is cut short: tensor `{tensor}` ends at byte {end} of the data, and the file has {found} (an incomplete download?)",
+        file.display()
+    )]
+    CutShort { file: PathBuf, tensor: String, end: u64, found: u64 },
     /// A path of a kind that cannot be read.
     #[error("{}: {found}; {valid}", file.display())]
     Path { file: PathBuf, found: String, valid: &'static str },
@@ -109,7 +115,7 @@ impl Error {
     pub fn rule(&self) -> &'static str {
         match self {
             Self::Io { .. } | Self::Path { .. } => "readable",
-            Self::Header { .. } => "header",
+            Self::Header { .. } | Self::CutShort { .. } => "header",
             Self::Config { .. } => "config",
             Self::Activation { .. } => "activation",
             Self::Convention { .. } | Self::Floats { .. } | Self::Name { .. } => "convention",
@@ -146,6 +152,7 @@ impl Error {
             | Self::Convention { file, found, .. }
             | Self::LayerKind { file, found, .. }
             | Self::Activations { file, found, .. } => (path(file), found.clone()),
+            Self::CutShort { file, found, .. } => (path(file), format!("{found} bytes of data")),
             Self::Config { file, key, found, .. } | Self::Activation { file, key, found, .. } => {
                 (format!("{}: {key}", file.display()), found.clone())
             }

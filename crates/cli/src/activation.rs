@@ -7,6 +7,7 @@ use dualgemm::gemm::{AFormat, AOperand, QuantizeA};
 use dualgemm_bench::inputs::Inputs;
 
 use crate::args::{ActivationArgs, OpArg, QuantizeArg};
+use crate::files::open_activations;
 use crate::layer::InputScales;
 
 /// Rows of a generated A.
@@ -45,7 +46,7 @@ pub struct Source {
 impl Source {
     /// Opens `--input`, if there is one.
     pub fn open(args: &ActivationArgs) -> anyhow::Result<Self> {
-        Ok(Self { files: args.input.as_deref().map(TensorFiles::open).transpose()? })
+        Ok(Self { files: args.input.as_deref().map(open_activations).transpose()? })
     }
 
     /// A for a layer whose weights have this K. `input_scales` is asked for the checkpoint's scales if A will be

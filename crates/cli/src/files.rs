@@ -5,6 +5,23 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::write::atomic::{AtomicDir, AtomicFile};
+use dualgemm::checkpoint::{Error, TensorFiles};
+
+/// Opens a file of activations or of a result.
+///
+/// # Errors
+/// Those of [`TensorFiles::open`]; a file with an unknown ending is told the one that these have, not those of checkpoints.
+pub fn open_activations(path: &Path) -> anyhow::Result<TensorFiles> {
+    Ok(match TensorFiles::open(path) {
+        Err(Error::Path { file, .. }) if file == path && path.is_file() => {
+            bail!(
+                "{}: is not a safetensors file; a result (activation) file ends in .safetensors",
+                path.display()
+            )
+        }
+        opened => opened?,
+    })
+}
 
 /// Refuses an output, given as the argument `name`, that would replace one of the inputs, a file in it, or one that says
 /// how to read it: the configurations and indices beside it.

@@ -21,7 +21,7 @@ impl<'a> ResultMatrix<'a> {
     /// Finds C in a file: the tensor named, or `c`, or the triple, or the only tensor there is.
     pub fn find(files: &'a TensorFiles, tensor: Option<&str>) -> anyhow::Result<Self> {
         let tensor = tensor.or_else(|| files.get("c").map(|c| c.name));
-        Ok(Self(dualgemm::operand(Activations::read(files, tensor)?)))
+        Ok(Self(dualgemm::operand(Activations::read_result(files, tensor)?)))
     }
 
     /// Rows and columns.

@@ -33,7 +33,7 @@ impl Gguf {
     ///
     /// # Errors
     /// [`Error::Header`], naming the rule: `magic`, `version`, `truncated`, `count`, `utf-8`, `value-type`,
-    /// `nesting`, `duplicate`, `alignment`, `dims`, `shape`, `type`, `offsets`, `exact-length`.
+    /// `nesting`, `duplicate`, `alignment`, `dims`, `shape`, `type`, `offsets`, `exact-length`; [`Error::CutShort`] if a tensor ends after the file.
     pub fn parse(bytes: &[u8], file: &Path) -> Result<Self, Error> {
         let mut r = Reader { bytes, at: 0, file };
         let magic = r.array::<4>("the magic")?;
@@ -98,8 +98,9 @@ impl Gguf {
             let len = info.range.len();
             let end = data_start.checked_add(next).and_then(|start| start.checked_add(len));
             let Some(end) = end.filter(|&end| end <= bytes.len()) else {
-                let found = format!("tensor `{}` of {len} bytes at data offset {next}", info.name);
-                return Err(r.fault("offsets", found, format!("data inside the {} bytes", bytes.len())));
+                let found = bytes.len().saturating_sub(data_start) as u64;
+                let end = (next as u64).saturating_add(len as u64);
+                return Err(Error::CutShort { file: file.into(), tensor: info.name, end, found });
             };
             info.range = data_start + next..end;
             next = (next + len).next_multiple_of(alignment);

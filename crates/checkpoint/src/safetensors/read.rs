@@ -31,7 +31,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Error::Header`], naming the rule: `length-prefix`, `header-length`, `utf-8`, `json`, `dtype`, `shape`,
-    /// `offsets`, `contiguous`, `exact-length`.
+    /// `offsets`, `contiguous`, `exact-length`; [`Error::CutShort`] if a tensor ends after the file.
     pub fn parse(bytes: &[u8], file: &Path) -> Result<Self, Error> {
         let fault = |rule, found: String, valid: String| Error::header(file, rule, found, valid);
         let prefix: [u8; PREFIX] = bytes.get(..PREFIX).and_then(|b| b.try_into().ok()).ok_or_else(|| {
@@ -77,6 +77,10 @@ impl Header {
                 return Err(fault("shape", found, "a whole number of bytes that fits memory".into()));
             };
             let (begin, end) = raw.data_offsets;
+            if end > data_len as u64 && end.checked_sub(begin) == Some(len as u64) {
+                let (file, found) = (file.into(), data_len as u64);
+                return Err(Error::CutShort { file, tensor: name, end, found });
+            }
             if begin > end || end > data_len as u64 {
                 let found = format!("data_offsets [{begin}, {end}]");
                 return Err(fault("offsets", found, format!("begin <= end <= {data_len}, the data bytes")));

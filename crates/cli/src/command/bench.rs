@@ -41,12 +41,12 @@ pub struct BenchArgs {
     /// Format between gate/up and the down projection of --op mlp and moe [default: bf16].
     #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
     pub between: Option<AFormat>,
-    /// Experts of --op moe.
-    #[arg(long, value_name = "E", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub experts: u16,
-    /// Experts of each token of --op moe.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub top_k: u16,
+    /// Experts of --op moe [default: 32].
+    #[arg(long, value_name = "E", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub experts: Option<u16>,
+    /// Experts of each token of --op moe [default: 8].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub top_k: Option<u16>,
     /// Formats of A, comma-separated. f32, f16 and bf16 are used as they are.
     #[arg(long, value_name = "FORMATS", value_delimiter = ',', default_value = "nvfp4", value_parser = named(FORMATS))]
     pub a_format: Vec<AFormat>,
@@ -88,6 +88,13 @@ pub struct BenchArgs {
     /// List the shape sets and the strategies, and end.
     #[arg(long)]
     pub list: bool,
+}
+
+impl BenchArgs {
+    /// Experts of a mixture, and of each of its tokens.
+    fn mixture(&self) -> (usize, usize) {
+        (self.experts.unwrap_or(32).into(), self.top_k.unwrap_or(8).into())
+    }
 }
 
 /// Where weights come from.
@@ -141,6 +148,15 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
     args.csv.as_deref().map(writable).transpose()?;
     if args.between.is_some() && !matches!(args.op, OpArg::Mlp | OpArg::Moe) {
         bail!("--between: is for --op mlp and moe; this is --op {}", args.op.name());
+    }
+    for (option, given) in [("--experts", args.experts), ("--top-k", args.top_k)] {
+        if given.is_some() && args.op != OpArg::Moe {
+            bail!("{option}: is for --op moe; this is --op {}", args.op.name());
+        }
+    }
+    let (experts, top_k) = args.mixture();
+    if top_k > experts && args.top_k.is_none() {
+        bail!("--top-k defaults to {top_k}, more than --experts {experts}; give one of 1 to {experts}");
     }
     if let DeviceArg::Gpu(id) = &args.device {
         return gpu::run(args, id, &shapes, plot.as_deref(), output);

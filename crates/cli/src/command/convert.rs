@@ -42,14 +42,18 @@ struct Report {
     input: PathBuf,
     from: &'static str,
     to: write::Output,
+    /// Quantized layers that were written.
     linears: usize,
+    /// Those that the output cannot hold; their names are in `skipped`.
+    #[serde(skip)]
+    skipped_linears: usize,
     #[serde(flatten)]
     written: WriteReport,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to, linears, written, .. } = self;
+        let Self { from, to, linears, skipped_linears, written, .. } = self;
         let files: Vec<String> = written.files.iter().map(|file| file.display().to_string()).collect();
         write!(
             f,
@@ -62,11 +66,12 @@ impl fmt::Display for Report {
         match written.skipped.as_slice() {
             [] => Ok(()),
             skipped => {
-                let (count, names) = (skipped.len(), skipped.join(", "));
-                write!(
-                    f,
-                    "\ngated MLPs only, which engines do not load; left out are {count} tensors: {names}"
-                )
+                let counts =
+                    [(skipped.len() - skipped_linears, "tensor"), (*skipped_linears, "quantized layer")];
+                let counts: Vec<String> =
+                    counts.iter().filter(|(n, _)| *n != 0).map(|&(n, what)| counted(n, what)).collect();
+                let (counts, names) = (counts.join(" and "), skipped.join(", "));
+                write!(f, "\ngated MLPs only, which engines do not load; left out: {counts}: {names}")
             }
         }
     }
@@ -90,11 +95,13 @@ pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     files::writable_model(&args.out)?;
     let model = write::Model { mlp_only: args.mlp_only, ..checkpoint.export(args.to)? };
     let written = write::write(&args.out, args.to, &model)?;
+    let skipped_linears = model.linears.iter().filter(|l| written.skipped.contains(&l.module)).count();
     output.emit(&Report {
         input: args.input.clone(),
         from: checkpoint.convention().name,
         to: args.to,
-        linears: model.linears.len(),
+        linears: model.linears.len() - skipped_linears,
+        skipped_linears,
         written,
     })?;
     Ok(Verdict::Right)

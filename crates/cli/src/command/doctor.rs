@@ -50,7 +50,7 @@ fn gpu_kernels() -> Listing {
         ("sm_120a", "RTX PRO 6000, RTX 5090", workstation),
         ("sm_121a", "DGX Spark", workstation),
     ];
-    let mut list = Listing::new(&["GPU", "for", "M", "fused kernel", "tried"]);
+    let mut list = Listing::new(&["GPU", "for", "M", "tile of the fused kernel", "tried"]);
     for (arch, cards, choose) in archs {
         for m in ROWS {
             let kernel = choose(m);

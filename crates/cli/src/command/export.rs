@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use super::Verdict;
 use super::bench::shape;
-use crate::failure::Unsupported;
 use crate::files::write_whole;
 use crate::report::Output;
 
@@ -46,10 +45,13 @@ pub enum ExportTarget {
 pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
     let ExportTarget::Gpumode = args.target;
     let target = ARCHES.into_iter().find(|target| target.as_str() == args.arch);
-    let target = target.ok_or_else(|| Unsupported {
-        what: format!("--arch {}: nothing is exported for it", args.arch),
-        instead: format!("valid are {}", ARCHES.map(Target::as_str).join(", ")),
-    })?;
+    let Some(target) = target else {
+        bail!(
+            "--arch {}: nothing is exported for it; valid are {}",
+            args.arch,
+            ARCHES.map(Target::as_str).join(", ")
+        );
+    };
     for shape in &args.shape {
         let &Shape { m, n, k } = shape;
         let desc = DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4);

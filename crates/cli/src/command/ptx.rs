@@ -49,9 +49,19 @@ pub(super) fn check_config<'k>(
     asked: &str,
     kernels: impl IntoIterator<Item = &'k Kernel>,
 ) -> anyhow::Result<()> {
-    let mut configs: Vec<String> = kernels.into_iter().flat_map(Kernel::configs).collect();
+    let kernels: Vec<&Kernel> = kernels.into_iter().collect();
+    let mut configs: Vec<String> = kernels.iter().flat_map(|kernel| kernel.configs()).collect();
     if configs.iter().any(|config| config == asked) {
         return Ok(());
+    }
+    if let Some(owner) = KERNELS.iter().find(|kernel| kernel.configs().iter().any(|config| config == asked)) {
+        let takes: Vec<String> = kernels.iter().map(|k| format!("{:?} of {}", k.name, k.arch)).collect();
+        bail!(
+            "--config {asked}: belongs to the kernel {:?} of {}; this command runs {}",
+            owner.name,
+            owner.arch,
+            takes.join(", ")
+        );
     }
     let shared =
         |config: &String| asked.split('_').filter(|part| config.split('_').any(|p| p == *part)).count();

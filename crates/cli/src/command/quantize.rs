@@ -53,8 +53,8 @@ pub struct QuantizeArgs {
     /// producer's, or one that lets block scales reach 256 instead of 448, where that errs less and no block loses by it.
     #[arg(long, value_name = "HOW", value_parser = named(SEARCHES))]
     pub search: Option<Search>,
-    /// Give each tensor a tensor scale of its own. Without this, layers that engines read as one (q, k and v; gate and up)
-    /// share one, as ModelOpt and llm-compressor have it: vLLM computes a fused layer by one scale alone.
+    /// Give each tensor its own tensor scale. Without this, q, k and v share one, and so do gate and up, as with ModelOpt
+    /// and llm-compressor. vLLM applies one scale to each of these sets: with separate scales its results are wrong.
     #[arg(long)]
     pub separate_scales: bool,
     /// Copy tensors whose name contains this text instead of quantizing them; may be repeated.
@@ -175,9 +175,12 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         );
     }
     let unused = args.skip.iter().filter(|text| files.tensors().all(|t| !t.name.contains(*text)));
-    let notes = unused
+    let mut notes: Vec<String> = unused
         .map(|text| format!("--skip {text}: no tensor of {} has that in its name", args.input.display()))
         .collect();
+    if files.config().is_none() {
+        notes.push(NO_CONFIG.into());
+    }
     writable_model(&args.out)?;
     let groups = groups(chosen, args.separate_scales);
     let bar = output.progress("quantize", groups.len());
@@ -221,6 +224,9 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     })?;
     Ok(Verdict::Right)
 }
+
+const NO_CONFIG: &str = "the source has no config.json, so the result does not say which activation its MLPs have: pass --activation to run \
+     and validate";
 
 /// Models whose linear layers are stored as `[in, out]`: those of transformers that have `Conv1D`.
 const TRANSPOSED: [&str; 5] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"];

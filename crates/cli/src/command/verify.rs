@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use dualgemm::check::{RowSample, row_blocks};
-use dualgemm::checkpoint::TensorFiles;
 use dualgemm::gemm::{AFormat, Bounded, Comparison, Epilogue};
 use serde::Serialize;
 
@@ -21,6 +20,7 @@ use super::run::reference;
 use crate::activation::Source;
 use crate::args::ProblemArgs;
 use crate::diagnosis::{self, diagnose};
+use crate::files::open_activations;
 use crate::layer;
 use crate::operation::{Given, Operation};
 use crate::report::Output;
@@ -121,7 +121,7 @@ impl fmt::Display for Report {
 
 /// Compares.
 pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
-    let files = TensorFiles::open(&args.result)?;
+    let files = open_activations(&args.result)?;
     let result = ResultMatrix::find(&files, args.tensor.as_deref())?;
     let report = match (&args.against.reference, &args.against.checkpoint) {
         (Some(path), _) => against_file(args, &result, path)?,
@@ -170,7 +170,7 @@ impl VerifyArgs {
 }
 
 fn against_file(args: &VerifyArgs, result: &ResultMatrix<'_>, path: &Path) -> anyhow::Result<Report> {
-    let files = TensorFiles::open(path)?;
+    let files = open_activations(path)?;
     let reference = ResultMatrix::find(&files, args.tensor.as_deref())?;
     args.same_shape(result, "the reference", reference.shape())?;
     let tolerance = args.limited(Tolerance::of(result.format(), &Epilogue::default()));

@@ -185,6 +185,17 @@ fn conversions_keep_the_product() {
 }
 
 #[test]
+fn what_a_conversion_leaves_out_is_not_counted_as_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, out) = (data("modelopt-nvfp4"), dir.path().join("mlp.gguf"));
+    let args = ["convert", arg(&from), arg(&out), "--to", "gguf", "--mlp-only"];
+    let output = dualgemm().args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("modelopt to gguf, 3 quantized layers, 9 tensors in "), "{text}");
+    assert!(text.contains("left out: 4 tensors and 4 quantized layers: "), "{text}");
+}
+
+#[test]
 fn doctor_says_which_kernel_would_run_and_why() {
     let report = json(&["doctor"], 0);
     let isas = report["instruction_sets"].as_array().unwrap();
@@ -214,7 +225,12 @@ fn doctor_says_which_kernel_would_run_and_why() {
     }
     let text = dualgemm().arg("doctor").output().unwrap();
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    assert!(text.contains("B200, GB200") && !text.contains("on a card"), "{text}");
+    assert!(
+        text.contains("B200, GB200")
+            && text.contains("tile of the fused kernel")
+            && !text.contains("on a card"),
+        "{text}"
+    );
     assert!(
         text.lines().any(|line| line.contains("A100") && line.trim_end().ends_with("on H100, H200")),
         "{text}"

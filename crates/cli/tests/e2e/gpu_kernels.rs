@@ -49,9 +49,16 @@ fn a_simulated_kernel_is_right_and_says_what_bounds_it() {
     assert!(launch["least_us"].as_f64().unwrap() > 0.0);
     assert!(launch["resources_us"].get(launch["bound"].as_str().unwrap()).is_some());
     let text = stdout(&SIM, 0);
-    for part in
-        ["every check on", "elements: right", "kernel dual_gemm: 2 CTAs of", "H100 SXM5 80GB: at least"]
-    {
+    for part in [
+        "every check on",
+        "elements: right",
+        "kernel dual_gemm: 2 CTAs of",
+        " (virtual)\n",
+        "\n  warp 0: ",
+        "\n  warps 1-7: ",
+        " µs, bound by ",
+        "H100 SXM5 80GB: at least",
+    ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
 }
@@ -118,7 +125,11 @@ fn what_does_not_exist_is_named_with_what_does() {
     }
     let mxfp4 = "sm100a_fused_features_n16_g1_k4_s5_a1_mxfp4";
     let args = ["ptx", "--kernel", "fused", "--arch", "sm_100a", "--config", mxfp4];
-    refused(&args, 2, [mxfp4, "closest are sm100a_fused_features_n16_g1_k4_s5_a1, "]);
+    refused(
+        &args,
+        2,
+        [mxfp4, "belongs to the kernel \"fused_mxfp4\" of sm_100a; this command runs \"fused\" of sm_100a"],
+    );
     let generic = ["ptx", "--kernel", "expand", "--arch", "sm_80"];
     refused(
         &[&generic[..], &["--activation", "relu2"]].concat(),

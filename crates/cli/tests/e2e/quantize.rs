@@ -44,6 +44,8 @@ fn the_exporters_gate_and_up_are_reproduced() {
     ] {
         let report = quantize(&data("mlp-bf16.safetensors"), &out, producer, &[]);
         assert_eq!(report["tensors"].as_array().unwrap().len(), 3);
+        let [note] = report["notes"].as_array().unwrap().as_slice() else { panic!("{report}") };
+        assert!(note.as_str().unwrap().ends_with("pass --activation to run and validate"), "{note}");
         let theirs = data(exported).join("model.safetensors");
         for half in ["gate_proj", "up_proj"] {
             for suffix in suffixes {
@@ -208,7 +210,8 @@ fn whole_models_are_quantized_as_their_loaders_read_them() {
     ] {
         let out = dir.path().join(producer);
         let report = quantize(&source, &out, producer, &["--skip", "no_such_name"]);
-        let note = report["notes"][0].as_str().unwrap();
+        let [note] = report["notes"].as_array().unwrap().as_slice() else { panic!("{report}") };
+        let note = note.as_str().unwrap();
         assert!(note.starts_with("--skip no_such_name: no tensor of"), "{note}");
         let kept = json!([{ "name": "lm_head.weight", "why": "the output head" },
             { "name": "model.embed_tokens.weight", "why": "an embedding" }]);

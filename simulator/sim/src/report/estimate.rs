@@ -135,7 +135,7 @@ const SHOWN: usize = 8;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "kernel {}: {} CTAs of {} threads", self.kernel, self.size.0, self.size.1)?;
-        write!(f, "  registers: {} declared", self.declared_registers)?;
+        write!(f, "  PTX registers: {} (virtual)", self.declared_registers)?;
         if let Some(n) = self.maxnreg {
             write!(f, ", .maxnreg {n}")?;
         }
@@ -160,7 +160,11 @@ impl fmt::Display for Report {
             writeln!(f, "  tensor memory traffic: {} bytes read, {} written", c.tmem_read, c.tmem_written)?;
         }
         for role in &self.roles {
-            write!(f, "  warps {}-{}: {} instructions:", role.warps.0, role.warps.1, role.instructions)?;
+            match role.warps {
+                (first, last) if first == last => write!(f, "  warp {first}")?,
+                (first, last) => write!(f, "  warps {first}-{last}")?,
+            }
+            write!(f, ": {} instructions:", role.instructions)?;
             for (opcode, n) in role.mix.iter().take(SHOWN) {
                 write!(f, " {opcode} {n}")?;
             }
@@ -173,11 +177,11 @@ impl fmt::Display for Report {
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (bound, time) = self.bound();
-        write!(f, "{}: at least {:.2} us, bound by {bound} (", self.card.data().name, time * 1e6)?;
+        write!(f, "{}: at least {:.2} µs, bound by {bound} (", self.card.data().name, time * 1e6)?;
         for (i, (what, t)) in self.times.iter().enumerate() {
             write!(f, "{}{what} {:.2}", if i == 0 { "" } else { ", " }, t * 1e6)?;
         }
-        f.write_str(" us)")
+        f.write_str(" µs)")
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn desc(args: &BenchArgs, shape: Shape, a: AFormat) -> AnyDesc {
         }
         OpArg::Mlp => AnyDesc::Mlp(mlp()),
         OpArg::Moe => {
-            let (experts, top_k) = (args.experts.into(), args.top_k.into());
+            let (experts, top_k) = args.mixture();
             let router = RouterWeights::Output;
             AnyDesc::Mixture(MixtureDesc { mlp: mlp(), experts, top_k, router, shared: None })
         }
