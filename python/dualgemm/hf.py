@@ -60,8 +60,9 @@ def _same(value, read):
     return value.shape == read.shape and torch.equal(value.cpu(), read.to(value.dtype))
 
 
-def _as_read(model, names):
-    """Those of the files' tensors that the model has as they are, by the model's names."""
+def _as_read(model, names, packed):
+    """Those of the files' tensors that the model has as they are, by the model's names; none of the modules that are packed."""
+    names = [name for name in names if name.rpartition(".")[0] not in packed]
     modules = in_model(model, {name.rpartition(".")[0] for name in names})
     tensors = [(*modules[name.rpartition(".")[0]], name) for name in names]
     return {normal(f"{to[0]}.{name.rpartition('.')[2]}"): name for to, as_it_is, name in tensors if as_it_is}
@@ -180,7 +181,8 @@ class Quantizer(HfQuantizer):
         del model._adjust_missing_and_unexpected_keys
         # What is saved has the files' names already.
         model._weight_conversions = []
-        as_read = _as_read(model, [name for name, dtype in _types(self.checkpoint._paths()) if dtype in FLOATS])
+        names = [name for name, dtype in _types(self.checkpoint._paths()) if dtype in FLOATS]
+        as_read = _as_read(model, names, set(self.checkpoint.modules()))
         made = {name: value for name, value in self._state(model).items() if normal(name) not in as_read}
         self.digests = {name: _digest(value) for name, value in made.items() if not value.is_meta}
         return model
@@ -198,7 +200,8 @@ class Quantizer(HfQuantizer):
         state = {}
         for file in self.checkpoint._paths():
             state.update(load_file(file))
-        as_read = _as_read(model, [name for name, value in state.items() if value.is_floating_point()])
+        names = [name for name, value in state.items() if value.is_floating_point()]
+        as_read = _as_read(model, names, set(self.checkpoint.modules()))
         for name, value in now.items():
             held, digest = as_read.get(normal(name)), self.digests.get(name)
             changed = not _same(value, state[held]) if held else digest is not None and _digest(value) != digest
