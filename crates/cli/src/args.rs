@@ -238,10 +238,10 @@ pub struct ProblemArgs {
     /// What is computed.
     #[command(flatten)]
     pub operation: OperationArgs,
-    /// Of which layer.
+    /// The layer.
     #[command(flatten)]
     pub layer: LayerArgs,
-    /// On which A.
+    /// A, or where it comes from.
     #[command(flatten)]
     pub activations: ActivationArgs,
     /// What follows the products.

@@ -170,7 +170,7 @@ pub fn pack(weights: WeightRef<'_>, target: &Target) -> Result<PackedWeights, Er
     plan.prepack(weights)
 }
 
-/// Checks that a down projection takes as many elements as gate and up, one of which has this name, have features.
+/// Checks that the K of a down projection is the number of features of gate and up; `gate` names one of these in the error.
 ///
 /// # Errors
 /// If it does not.

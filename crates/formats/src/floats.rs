@@ -95,7 +95,7 @@ impl<'a, T: Clone> Matrix<'a, T> {
     /// Some rows, copied.
     ///
     /// # Errors
-    /// If there is none; `name` is what the error calls the matrix.
+    /// If `rows` is empty; `name` is what the error calls the matrix.
     ///
     /// # Panics
     /// If a row lies past the elements.

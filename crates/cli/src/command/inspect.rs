@@ -170,7 +170,7 @@ impl MlpReport {
         }
     }
 
-    /// A line for all experts of which the same is said but for the scales.
+    /// One line for all experts that differ in their scales alone.
     fn rows(&self) -> Vec<Vec<String>> {
         let kind = |entry: &&Entry| {
             let weights = |p: &Pair| format!("{} [{}, {}]", p.gate.format, p.gate.n, p.gate.k);

@@ -41,7 +41,7 @@ pub(super) fn find(name: &str, arch: &str) -> anyhow::Result<&'static Kernel> {
     })
 }
 
-/// Configurations that are named where the one asked for is none.
+/// How many configurations an unknown name is answered with.
 const CLOSEST: usize = 4;
 
 /// Refuses a configuration that none of these kernels has, and names those that share most parts of their name with it.

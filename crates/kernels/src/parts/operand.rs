@@ -130,8 +130,7 @@ impl FusedArgs {
         most_tiles(self.a.rows, tokens, self.count()) * feature_tiles
     }
 
-    /// A launch of `clusters` clusters of `cluster` CTAs of a kernel on rows with scales in atoms, `parts` of which a CTA keeps
-    /// in a stage.
+    /// A launch of `clusters` clusters of `cluster` CTAs on rows with scales in atoms. A stage of a CTA holds `parts` of them.
     pub(crate) fn launch_clusters(
         &self,
         kernel: &Fused<'_>,
