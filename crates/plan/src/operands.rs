@@ -148,15 +148,19 @@ impl Operands {
     pub fn read(&self) -> Result<(Vec<u8>, Vec<u8>, f32), Error> {
         let mut c = vec![0; self.c.bytes()];
         self.c.read(&mut c)?;
-        let [scales, global] = &self.c_scales;
-        let (mut bytes, mut scale) = (vec![0; scales.bytes()], [0; 4]);
-        scales.read(&mut bytes)?;
-        global.read(&mut scale)?;
-        let scale = match self.desc.out {
-            OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => scale,
-            _ => f32::from_le_bytes(scale),
-        };
-        Ok((c, bytes, scale))
+        let mut scales = vec![0; self.c_scales[0].bytes()];
+        self.c_scales[0].read(&mut scales)?;
+        Ok((c, scales, self.c_scale()?))
+    }
+
+    /// The tensor scale of C.
+    fn c_scale(&self) -> Result<f32, Error> {
+        if let OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } = self.desc.out {
+            return Ok(scale);
+        }
+        let mut scale = [0; 4];
+        self.c_scales[1].read(&mut scale)?;
+        Ok(f32::from_le_bytes(scale))
     }
 
     /// Copies rows `first .. first + m` of C to the same rows of the host's C. Returns the tensor scale of a quantized
@@ -196,12 +200,7 @@ impl Operands {
                 }
                 self.c.read(&mut codes[..m * n / 2])?;
                 self.c_scales[0].read(&mut scales[..len])?;
-                let mut scale = [0; 4];
-                self.c_scales[1].read(&mut scale)?;
-                return Ok(Some(match self.desc.out {
-                    OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => scale,
-                    _ => f32::from_le_bytes(scale),
-                }));
+                return self.c_scale().map(Some);
             }
             (OutputMut::F32(c), _) => return wrong(format!("f32 of {} values", c.len())),
             (OutputMut::F16(c), _) => return wrong(format!("f16 of {} values", c.len())),

@@ -1,7 +1,7 @@
 //! How weights come to their memory on a device: from the host, whole or as runs of features, and from where they are on
 //! the device already.
 
-use dualgemm_device::{Device, DevicePtr, Stream};
+use dualgemm_device::{Device, DevicePtr, LaunchSpec, Stream};
 use dualgemm_formats::scalar::{e2m1, e4m3};
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::{GateUp, Linear};
@@ -171,8 +171,10 @@ impl Uploads {
                 gpu.synchronize()?;
             }
             (Some([.., gate, up]), WeightForm::Atoms) => {
-                // SAFETY: as above, of the scales.
-                unsafe { to_atoms(gpu, layout, (ScaleLayout::Linear, [gate, up]), &to[2..], Stream::Own) }?;
+                for spec in to_atoms(gpu, layout, (ScaleLayout::Linear, [gate, up]), &to[2..])? {
+                    // SAFETY: as above, of the scales.
+                    unsafe { gpu.launch(&spec) }?;
+                }
                 gpu.synchronize()?;
             }
             _ => {}
@@ -218,24 +220,16 @@ pub(crate) fn put_linear(
     Ok(Extras { alpha, bias: layer.bias.as_ref().map(|bias| bias.to_vec()) })
 }
 
-/// Launches what brings scales of gate and up to their atoms.
-///
-/// # Safety
-/// Scales and atoms are device memory of the layout's size, as [`Device::launch_on`] wants it.
-unsafe fn to_atoms(
+/// Lists what brings scales of gate and up to their atoms.
+fn to_atoms(
     gpu: &'static Gpu,
     layout: &Layout,
     (from, scales): (ScaleLayout, [DevicePtr; 2]),
     to: &[DevicePtr],
-    stream: Stream,
-) -> Result<(), Error> {
+) -> Result<Vec<LaunchSpec>, Error> {
     let kernel = gpu.kernel(from, || ScaleAtoms::new(gpu, from))?;
-    for (scales, &to) in scales.into_iter().zip(to) {
-        let spec = kernel.spec((layout.n, layout.blocks()), scales, to, None)?;
-        // SAFETY: the caller's promise.
-        unsafe { gpu.launch_on(stream, &spec) }?;
-    }
-    Ok(())
+    let spec = |(scales, &to)| Ok(kernel.spec((layout.n, layout.blocks()), scales, to, None)?);
+    scales.into_iter().zip(to).map(spec).collect()
 }
 
 /// Launches what brings weights that are on the device to the parts of an order there, after what `stream` was given
@@ -255,27 +249,23 @@ pub(crate) unsafe fn put_on_device(
 ) -> Result<Extras, Error> {
     let &DeviceGateUp { format, n, k, codes, scales, layout: from, global_scales, bias } = weights;
     let bias = both_biases(n, bias)?;
-    match (layout.form, format) {
+    let specs = match (layout.form, format) {
         (WeightForm::Packed, BlockFormat::Nvfp4) => {
             let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
-            let spec = gpu.kernel(from, || GpuPack::new(gpu, from))?.spec(&half(0), &half(1), to[0])?;
-            // SAFETY: the caller's promise.
-            unsafe { gpu.launch_on(stream, &spec) }?;
+            vec![gpu.kernel(from, || GpuPack::new(gpu, from))?.spec(&half(0), &half(1), to[0])?]
         }
         (WeightForm::Atoms, _) => {
             let copy = gpu.kernel(from, || Copy::new(gpu))?;
-            for (name, (codes, &to)) in
-                ["codes of gate", "codes of up"].into_iter().zip(codes.into_iter().zip(to))
-            {
-                let spec = copy.spec(name, (codes, to), n * k / 2)?;
-                // SAFETY: the caller's promise.
-                unsafe { gpu.launch_on(stream, &spec) }?;
+            let mut specs = to_atoms(gpu, layout, (from, scales), &to[2..])?;
+            for (i, name) in ["codes of gate", "codes of up"].into_iter().enumerate() {
+                specs.push(copy.spec(name, (codes[i], to[i]), n * k / 2)?);
             }
-            // SAFETY: the caller's promise.
-            unsafe { to_atoms(gpu, layout, (from, scales), &to[2..], stream) }?;
+            specs
         }
         (form, format) => return Err(Error::MadeOnHost { format, form }),
-    }
+    };
+    // SAFETY: the caller's promise.
+    specs.iter().try_for_each(|spec| unsafe { gpu.launch_on(stream, spec) })?;
     Ok(Extras { alpha: alpha_on_device(layout.form, global_scales), bias })
 }
 
