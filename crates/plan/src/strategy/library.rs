@@ -202,19 +202,13 @@ impl Ready {
             Some(card) => Ok(card),
             None => Err(DeviceError::Driver { call, reason: reason.into() }),
         };
-        let beside = match strategy.calls {
-            Calls::TwoStreams => {
-                let card = card("opening a second stream", "a simulated GPU has one stream")?;
-                Some((card.new_stream()?, [card.event()?, card.event()?]))
-            }
-            Calls::Plain | Calls::Recorded => None,
-        };
-        let graphs = match strategy.calls {
-            Calls::Recorded => {
-                Some((card("recording a graph", "a simulated GPU records none")?.clone(), Graphs::default()))
-            }
-            Calls::Plain | Calls::TwoStreams => None,
-        };
+        let beside = (strategy.calls == Calls::TwoStreams).then(|| {
+            let card = card("opening a second stream", "a simulated GPU has one stream")?;
+            Ok::<_, Error>((card.new_stream()?, [card.event()?, card.event()?]))
+        });
+        let graphs = (strategy.calls == Calls::Recorded)
+            .then(|| card("recording a graph", "a simulated GPU records none").cloned());
+        let (beside, graphs) = (beside.transpose()?, graphs.transpose()?);
         let ty = compute_type(&desc).map_err(|reason| strategy.unsupported(reason))?;
         let half = if ty == FloatType::Bf16 { HalfType::Bf16 } else { HalfType::F16 };
         let sink = match desc.out {
@@ -258,18 +252,16 @@ impl Ready {
             products,
             workspaces,
             beside,
-            graphs,
+            graphs: graphs.map(|card| (card, Graphs::default())),
         })
     }
 
-    /// Gate and up as they are multiplied, dequantized now if they have not been.
-    ///
-    /// # Safety
-    /// As [`Prepared::run`].
-    unsafe fn operands(
+    /// Gate and up as they are multiplied, and the launches that dequantize them on each call. What is kept is dequantized now,
+    /// if it has not been.
+    fn operands(
         &self,
         weights: &Arc<DeviceWeights>,
-        stream: Stream,
+        specs: &mut Vec<LaunchSpec>,
     ) -> Result<[(DevicePtr, Option<DevicePtr>); 2], Error> {
         let halves = |at: DevicePtr| [(at, None), (at.offset(half_bytes(&self.desc) as u64), None)];
         match &self.weights {
@@ -278,8 +270,7 @@ impl Ready {
                 Ok(rows.map(|half| (half.codes, Some(half.scales))))
             }
             Multiplied::Each(kernel, room) => {
-                // SAFETY: the caller's promise; the room is that of both matrices.
-                unsafe { self.dequantize(kernel, weights, room.ptr(), stream) }?;
+                specs.extend(self.dequantize(kernel, weights, room.ptr())?);
                 Ok(halves(room.ptr()))
             }
             Multiplied::Kept(kernel, kept) => {
@@ -290,8 +281,10 @@ impl Ready {
                 kept.retain(|_, (of, _)| of.strong_count() > 0);
                 let room = Buffer::new(self.gpu, 2 * half_bytes(&self.desc))?;
                 let at = room.ptr();
-                // SAFETY: the room is that of both matrices, and the weights are this GPU's.
-                unsafe { self.dequantize(kernel, weights, at, Stream::Own) }?;
+                for spec in self.dequantize(kernel, weights, at)? {
+                    // SAFETY: the room is that of both matrices, and the weights are this GPU's.
+                    unsafe { self.launch(spec, Stream::Own) }?;
+                }
                 // Other streams do not wait for ours.
                 self.gpu.synchronize()?;
                 kept.insert(weights.id(), (Arc::downgrade(weights), room));
@@ -300,33 +293,21 @@ impl Ready {
         }
     }
 
-    /// # Safety
-    /// As [`Prepared::run`]; `out` has room for both matrices.
-    unsafe fn dequantize(
+    /// Lists what brings both matrices to `out` as 16 bits.
+    fn dequantize(
         &self,
         kernel: &Dequantize,
         weights: &DeviceWeights,
         out: DevicePtr,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        for (half, at) in weights.parts().plain()?.iter().zip([0, half_bytes(&self.desc)]) {
-            let spec = kernel.spec(half, 1.0, out.offset(at as u64), 2 * self.desc.k)?;
-            // SAFETY: the caller's promise.
-            unsafe { self.launch(spec, stream) }?;
-        }
-        Ok(())
+    ) -> Result<Vec<LaunchSpec>, Error> {
+        let spec = |(half, at)| Ok(kernel.spec(half, 1.0, out.offset(at as u64), 2 * self.desc.k)?);
+        weights.parts().plain()?.iter().zip([0, half_bytes(&self.desc)]).map(spec).collect()
     }
 
-    /// A as it is multiplied. The library's products are made for one M and for dense rows.
-    ///
-    /// # Safety
-    /// As [`Prepared::run`].
-    unsafe fn image(&self, call: &DeviceCall, stream: Stream) -> Result<PreparedA, Error> {
+    /// A as it is multiplied, and the launches that make it. The library's products are made for one M and for dense rows.
+    fn image(&self, call: &DeviceCall, specs: &mut Vec<LaunchSpec>) -> Result<PreparedA, Error> {
         let (m, k) = (self.desc.m, self.desc.k);
-        let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        // SAFETY: the caller's promise.
-        specs.into_iter().try_for_each(|spec| unsafe { self.launch(spec, stream) })?;
+        let a = self.prologue.specs(call.m, &call.a, None, specs)?;
         let (pitch, dense) = (a.operand.pitch, a.operand.format.row_bytes(k));
         if (call.m, pitch) != (m, dense) {
             return Err(Error::Operand {
@@ -357,16 +338,8 @@ impl Ready {
         Ok(unsafe { self.matmul.launch(stream, alpha, operands, scales, self.workspaces[half].ptr()) }?)
     }
 
-    /// The activation of both products, into C.
-    ///
-    /// # Safety
-    /// As [`Prepared::run`].
-    unsafe fn activate(
-        &self,
-        call: &DeviceCall,
-        weights: &DeviceWeights,
-        stream: Stream,
-    ) -> Result<(), Error> {
+    /// The launch of the activation of both products, into C.
+    fn activate(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<LaunchSpec, Error> {
         let (m, n, gate) = (call.m, self.desc.n, self.products.ptr());
         let (bias, a_scale) = (weights.bias(), DevicePtr::NULL);
         let products = match self.one_product {
@@ -391,8 +364,7 @@ impl Ready {
                 (Out::Image { values: c, pitch }, GlobalScale::ONE)
             }
         };
-        // SAFETY: the caller's promise.
-        unsafe { self.launch(self.act.spec(&products, &out, scale)?, stream) }
+        Ok(self.act.spec(&products, &out, scale)?)
     }
 
     /// # Safety
@@ -412,10 +384,12 @@ impl Ready {
         weights: &Arc<DeviceWeights>,
         stream: Stream,
     ) -> Result<(), Error> {
+        let mut before = Vec::new();
+        let [gate, up] = self.operands(weights, &mut before)?;
+        let (a, after) = (self.image(call, &mut before)?, self.activate(call, weights)?);
         // SAFETY: the caller vouches for the call, and the rest is this plan's.
         unsafe {
-            let [gate, up] = self.operands(weights, stream)?;
-            let a = self.image(call, stream)?;
+            before.into_iter().try_for_each(|spec| self.launch(spec, stream))?;
             match &self.beside {
                 Some((beside, [ready, done])) => {
                     ready.record(stream)?;
@@ -432,7 +406,7 @@ impl Ready {
                     }
                 }
             }
-            self.activate(call, weights, stream)
+            self.launch(after, stream)
         }
     }
 }
@@ -444,11 +418,7 @@ fn half_bytes(desc: &DualGemmDesc) -> usize {
 
 impl Prepared for Ready {
     fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        match self.weights {
-            // SAFETY: what is kept is dequantized on the GPU's own stream and waited for.
-            Multiplied::Kept(..) => unsafe { self.operands(weights, Stream::Own) }.map(drop),
-            Multiplied::Rows | Multiplied::Each(..) => Ok(()),
-        }
+        self.operands(weights, &mut Vec::new()).map(drop)
     }
 
     unsafe fn run(
