@@ -107,6 +107,8 @@ class Quantizer(HfQuantizer):
         if isinstance(device_map, dict):
             cuda = lambda device: torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
             self.devices = {name: cuda(device) for name, device in device_map.items()}
+            # Spelled alike: accelerate puts hooks everywhere if there are two words for one device.
+            device_map = {name: str(device) for name, device in self.devices.items()}
         return device_map
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
@@ -189,9 +191,10 @@ class Quantizer(HfQuantizer):
 
     def _state(self, model):
         set_loading(model, True)
-        state = model.state_dict()
-        set_loading(model, False)
-        return state
+        try:
+            return model.state_dict()
+        finally:
+            set_loading(model, False)
 
     def get_state_dict_and_metadata(self, model):
         from safetensors.torch import load_file
