@@ -29,8 +29,8 @@ from .nn import Packed, patch_model
 #: How transformers knows directories by what their ``quantization_config`` says in ``quant_method``.
 METHODS = ("modelopt", "compressed-tensors")
 
-_quantize_a = None
-
+#: What :func:`register` was told of the modules.
+_how = {}
 
 #: What transformers loads as it is.
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -121,7 +121,7 @@ class Quantizer(HfQuantizer):
                 f"{root}: transformers reads {', '.join(sorted(theirs))}, and the tensors in 4 bits would come from "
                 f"{', '.join(sorted(ours))}; files of one model alone are needed"
             )
-        report = patch_model(model, self.checkpoint, quantize_a=_quantize_a, devices=self.devices)
+        report = patch_model(model, self.checkpoint, devices=self.devices, **_how)
         model.dualgemm_report = report
         floats = [f"{name} ({why})" for name, why in report.left.items() if " on cuda" in f" {why}"]
         if floats:
@@ -246,11 +246,10 @@ class _Choice:
         return (self.ours if isinstance(config, Config) else self.theirs)(config, **kwargs)
 
 
-def register(*, quantize_a=None):
-    """Makes ``from_pretrained`` take NVFP4 directories; other formats stay with whom they were. ``quantize_a`` is that of the
-    modules, as for :func:`dualgemm.nn.patch_model`. A second call changes ``quantize_a`` alone."""
-    global _quantize_a
-    _quantize_a = quantize_a
+def register(*, quantize_a=None, group=None):
+    """Makes ``from_pretrained`` take NVFP4 directories; other formats stay with whom they were. ``quantize_a`` and ``group`` are
+    those of :func:`dualgemm.nn.patch_model`. A second call changes them alone."""
+    _how.update(quantize_a=quantize_a, group=group)
     for mapping, ours in (
         (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, Config),
         (auto.AUTO_QUANTIZER_MAPPING, Quantizer),

@@ -9,9 +9,10 @@ import torch
 
 from . import _dualgemm, _torch
 from ._arrays import is_followed
+from ._attention import is_known
 from ._ops import Experts, Linear, Mlp, Weights, floats
 from ._parallel import experts_of, rank_of, together
-from ._patch import DOWN, PatchReport, Plan, check_biases, is_known, opened, patch_model, unsupported
+from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 

@@ -206,7 +206,7 @@ def test_falcons_own_linear_layer_is_one_and_others_are_refused_by_name_close(tm
     assert isinstance(layer, nn.NVFP4Linear) and layer.bias.shape == (64,) and layer.bias.any()
     want = on_dequantized(load(floats), dequantized(path / "model.safetensors"))
     assert (log_probabilities(model, IDS) - log_probabilities(want, IDS)).abs().max() < 1e-3
-    monkeypatch.setattr("dualgemm._patch.PLAIN", set())
+    monkeypatch.setattr("dualgemm._plain.PLAIN", set())
     with pytest.raises(dualgemm.CheckpointError, match="weight is in 4 bits, and is a FalconLinear, which may do more"):
         load(path)
 
