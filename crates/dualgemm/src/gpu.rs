@@ -183,10 +183,14 @@ impl GpuRunner {
         Ok(Self { gpu, desc, a_scale_layout, prepared, launches, grouped, operands: None, rows: None })
     }
 
-    pub(crate) fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
+    pub(crate) fn warm_experts(&self, experts: &PackedExperts, choices: bool) -> Result<(), Error> {
         let experts = experts.on_gpu()?;
         self.check_weights(&Packed::of_experts(experts))?;
-        Ok(self.prepared.warm_grouped(experts)?)
+        Ok(self.prepared.warm_grouped(experts, choices)?)
+    }
+
+    pub(crate) fn takes_choices(&self) -> bool {
+        self.prepared.takes_choices()
     }
 
     pub(crate) fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
@@ -281,8 +285,12 @@ impl GpuRunner {
                 None => Buffer::new(self.gpu, bytes.len()).map_err(dualgemm_plan::Error::from)?,
             };
             rows.write(&bytes).map_err(dualgemm_plan::Error::from)?;
-            let call =
-                GroupedCall { call: operands.call(a.rows(), a_scale), rows: rows.ptr(), settled: false };
+            let call = GroupedCall {
+                call: operands.call(a.rows(), a_scale),
+                rows: rows.ptr(),
+                settled: false,
+                choices: None,
+            };
             self.rows = Some(rows);
             self.check(a.rows(), &Packed::of_experts(&experts))?;
             // SAFETY: the call is on this runner's operands, which are the plan's.

@@ -30,7 +30,7 @@
 //! let rows = Buffer::of(gpu, &[0u32, 4, 6].map(u32::to_le_bytes).concat())?;
 //! let call = DeviceCall { m, a: DeviceA::Float { values: a.ptr(), pitch: 2 * k }, c: DeviceC::Float(c.ptr()) };
 //! // SAFETY: the buffers have the sizes of the call, and live until it has ended: freeing them waits.
-//! let call = GroupedCall { call, rows: rows.ptr(), settled: false };
+//! let call = GroupedCall { call, rows: rows.ptr(), settled: false, choices: None };
 //! unsafe { runner.run_device_grouped(&call, &experts, Stream::Own) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -122,7 +122,7 @@ impl Runner {
     pub fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.warm_experts(experts),
+            Self::Gpu(runner) => runner.warm_experts(experts, false),
         }
     }
 

@@ -3,6 +3,8 @@
 //! ```text
 //! ids ─► route ─► gather rows of A ─► gate and up, all experts ─► down, all experts ─► weighted sums in C
 //! ```
+//!
+//! Of few choices, kernels for few tokens find each expert's tokens themselves, and nothing is launched before gate and up.
 
 use dualgemm_bench::Timing;
 use dualgemm_device::Stream;
@@ -113,14 +115,17 @@ impl OnGpu {
         }
         let out = AFormat::from(desc.mlp.down.out).float_type().unwrap_or(FloatType::F32);
         let sizes = Sizes { tokens: desc.mlp.gate_up.m, top_k: desc.top_k, experts: desc.experts };
-        let around = AroundExperts::new(gpu, sizes, [desc.mlp.gate_up.k, desc.mlp.down.n], out)?;
+        let ends = [desc.mlp.gate_up.k, desc.mlp.down.n];
+        let unsorted = mlp.gate_up.on_gpu()?.takes_choices() && mlp.down.on_gpu()?.takes_choices();
+        let around = AroundExperts::new(gpu, sizes, ends, out, unsorted)?;
         Ok(Self { gpu, desc, mlp, around, shared, operands: None })
     }
 
     fn warm(&self, experts: &PackedMixture) -> Result<(), Error> {
         let routed = experts.together()?;
-        self.mlp.gate_up.warm_experts(&routed.gate_up)?;
-        self.mlp.down.warm_experts(&routed.down)?;
+        let choices = self.around.unsorted();
+        self.mlp.gate_up.on_gpu()?.warm_experts(&routed.gate_up, choices)?;
+        self.mlp.down.on_gpu()?.warm_experts(&routed.down, choices)?;
         self.shared.iter().zip(&experts.shared).try_for_each(|(runner, mlp)| runner.warm(mlp))
     }
 
