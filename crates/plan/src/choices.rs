@@ -46,11 +46,12 @@ impl Choice {
         Self { m, n, k, a, out, strategy: strategy.into(), kernel: kernel.into(), median_us }
     }
 
-    /// Whether it says something about a problem: the same weights and output, and its rows fill the tile as well. Half as
+    /// Whether it says something about a problem: the same formats and weights, and its rows fill the tile as well. Half as
     /// many would fit one of half the size.
     fn is_about(&self, desc: &DualGemmDesc) -> bool {
         (self.n, self.k) == (desc.n, desc.k)
             && (desc.m..desc.m.saturating_mul(2)).contains(&self.m)
+            && self.a == desc.a_compute().to_string()
             && self.out == desc.out.to_string()
     }
 }
@@ -108,9 +109,7 @@ impl Choices {
     ) -> Option<(&Choice, ChosenBy)> {
         let here = self.tuned.iter().map(|c| (c, ChosenBy::Tuned));
         let all = here.chain(self.shipped.iter().map(|c| (c, ChosenBy::Shipped)));
-        // All formats of A are multiplied in 16 bits, so one that was measured says something about the others.
-        let other_a = |c: &Choice| c.a != desc.a_compute().to_string();
-        let rank = |(c, by): &(&Choice, ChosenBy)| (c.m, other_a(c), *by == ChosenBy::Shipped);
+        let rank = |(c, by): &(&Choice, ChosenBy)| (c.m, *by == ChosenBy::Shipped);
         all.filter(|(c, _)| c.is_about(desc) && known(&c.strategy, &c.kernel))
             .min_by(|a, b| rank(a).cmp(&rank(b)).then(a.0.median_us.total_cmp(&b.0.median_us)))
     }

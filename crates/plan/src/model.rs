@@ -27,7 +27,9 @@ const CHUNK: f64 = 64.0 * 64.0;
 /// Clocks of a scheduler to widen a chunk to f16: 75 instructions and the start of four `wgmma`. bf16 takes 12 instructions more.
 const WIDEN: f64 = 94.0;
 const WIDEN_TO_BF16: f64 = 12.0;
-/// Clocks for each stage of a ring whose stages are counted: CTAs of one tile have them as numbers in the text.
+/// Clocks of a tile to wait for a stage of its ring, where K groups do not hide each other's.
+const STAGE: f64 = 8.0;
+/// Clocks of a warp for each stage of a ring whose stages are counted: CTAs of one tile have them as numbers in the text.
 const COUNTING: f64 = 36.0;
 /// What of widening shows beside multiplications that take longer, and of multiplications beside widening.
 const WIDENING_SHOWS: f64 = 0.25;
@@ -196,9 +198,12 @@ fn grouped_us(
     let multiply = CHUNK * tokens / MULTIPLY;
     let to_bf16 = if desc.a_compute() == AFormat::Bf16 { WIDEN_TO_BF16 } else { 0.0 };
     let counting = if scheduler == Scheduler::Grid { 0.0 } else { COUNTING };
-    let widen = WIDEN + to_bf16 + counting / f64::from(config.blocks_per_stage);
+    let blocks_per_stage = f64::from(config.blocks_per_stage);
+    let widen = WIDEN + to_bf16 + counting / blocks_per_stage;
     let chunk = (multiply + WIDENING_SHOWS * widen).max(widen + MULTIPLYING_SHOWS * multiply);
-    let block = (row_groups * chunk).max((tokens * 128.0 + row_groups * CHUNK * 0.5625) / FILL);
+    let fill = (tokens * 128.0 + row_groups * CHUNK * 0.5625) / FILL;
+    let wait = if config.k_groups > 1 { 0.0 } else { STAGE / blocks_per_stage };
+    let block = (row_groups * chunk).max(fill) + wait;
     let turns = match scheduler {
         Scheduler::Grid | Scheduler::Persistent => turns(tiles * split, sms * ctas, groups, 0.55),
         Scheduler::StreamK => tiles / sms,
