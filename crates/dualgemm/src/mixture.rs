@@ -11,13 +11,13 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
+use dualgemm_cpu::team::{self, for_each_part};
 use dualgemm_formats::{FloatMatrix, ScaleLayout};
 use dualgemm_gemm::{
     AFormat, AOperand, Error as GemmError, GatedMlp, MlpDesc, OutFormat, OutputMut, RouterWeights, Routing,
 };
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use crate::owned::try_vec;
 use crate::{Error, MlpPlan, MlpRunner, OwnedMatrix, PackedMlp, Rows, Target};
@@ -307,7 +307,7 @@ impl MixtureRunner {
         routing.check(a.rows(), self.desc.top_k, self.desc.experts)?;
         let desc = &self.desc;
         match &mut self.place {
-            Place::Cpu(on_cpu) => rayon::scope(|_| on_cpu.run(desc, a, routing, experts, (c, add))),
+            Place::Cpu(on_cpu) => team::enter(|| on_cpu.run(desc, a, routing, experts, (c, add))),
             #[cfg(feature = "cuda")]
             Place::Gpu(on_gpu) => on_gpu.run_with_copies(a, routing, experts, (c, add)),
         }
@@ -407,11 +407,12 @@ fn gather(
 ) -> Result<(), Error> {
     let (rows, k) = (choices.len(), a.k());
     let factor = |choice: u32| factors.map(|factors| factors[choice as usize]);
+    let token = |row: usize| choices[row] as usize / top_k;
     macro_rules! floats {
         ($to:expr, $from:expr, $scaled:expr) => {
-            $to[..rows * k].par_chunks_mut(k).zip(choices).for_each(|(to, &choice)| {
-                let from = $from.row(choice as usize / top_k);
-                match factor(choice) {
+            for_each_part(&mut $to[..rows * k], k, |row, to| {
+                let from = $from.row(token(row));
+                match factor(choices[row]) {
                     None => to.copy_from_slice(from),
                     Some(w) => to.iter_mut().zip(from).for_each(|(to, &from)| *to = $scaled(from, w)),
                 }
@@ -428,12 +429,11 @@ fn gather(
         }
         (OwnedMatrix::Quantized { codes, scales, global_scale, .. }, AOperand::Quantized(a)) => {
             *global_scale = a.global_scale().value();
-            let (codes, scales) = (&mut codes[..rows * (k / 2)], &mut scales[..rows * a.blocks()]);
-            let to = codes.par_chunks_mut(k / 2).zip(scales.par_chunks_mut(a.blocks()));
-            to.zip(choices).for_each(|((codes, scales), &choice)| {
-                let row = choice as usize / top_k;
-                codes.copy_from_slice(a.row_codes(row));
-                scales.iter_mut().enumerate().for_each(|(block, to)| *to = a.scale_byte(row, block));
+            for_each_part(&mut codes[..rows * (k / 2)], k / 2, |row, codes| {
+                codes.copy_from_slice(a.row_codes(token(row)));
+            });
+            for_each_part(&mut scales[..rows * a.blocks()], a.blocks(), |row, scales| {
+                scales.iter_mut().enumerate().for_each(|(block, to)| *to = a.scale_byte(token(row), block));
             });
         }
         // `check` compared the formats.
@@ -465,7 +465,7 @@ impl Sum<'_> {
         store: impl Fn(&[f32], &mut [T]) + Sync,
         load: impl Fn(&[T], &mut [f32]) + Sync,
     ) {
-        c.par_chunks_mut(self.n).enumerate().for_each(|(token, c)| {
+        for_each_part(c, self.n, |token, c| {
             for (block, c) in c.chunks_mut(COLUMNS).enumerate() {
                 let mut sums = [0.0; COLUMNS];
                 let sums = &mut sums[..c.len()];

@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
+use dualgemm_cpu::team;
 use dualgemm_gemm::{AOperand, GatedMlp, MlpDesc, OutputMut};
 
 use crate::{DualGemm, Error, OwnedMatrix, PackedWeights, Plan, Rows, Runner, Target};
@@ -132,11 +133,11 @@ impl MlpRunner {
         groups: &[Rows<'_, PackedMlp>],
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        // From outside its pool, every product would wake the pool and wait for it; so they enter it together. One thread
-        // needs none.
+        // From outside of the threads, every product would wake them and wait for them; so they enter together. One thread needs
+        // no others.
         match &self.down {
             Runner::Cpu(gemm) if gemm.plan().threads == 1 => self.run_inside(a, groups, c),
-            _ => rayon::scope(|_| self.run_inside(a, groups, c)),
+            _ => team::enter(|| self.run_inside(a, groups, c)),
         }
     }
 

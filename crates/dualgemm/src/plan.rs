@@ -25,7 +25,7 @@ pub enum Target {
 }
 
 impl Default for Target {
-    /// The processor, with its best instruction set and all threads of the current rayon pool.
+    /// The processor, with its best instruction set and all threads of the current team or rayon pool.
     fn default() -> Self {
         Self::Cpu(CpuOptions::default())
     }

@@ -1,6 +1,7 @@
 //! Whole MLPs and mixtures of them, against their f64 references.
 
 use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
+use dualgemm::cpu::Team;
 use dualgemm::gemm::{
     Bounded, GatedMlp, Linear, MlpDesc, OutScale, RouterWeights, Routing, mixture_reference, mlp_reference,
 };
@@ -116,6 +117,10 @@ fn mixtures_are_within_the_bounds_of_f64() {
             runner.run(&a, routing, &packed, OutputMut::F32(&mut c), false).unwrap();
             assert_within(&c, &want, &format!("{a_format} {router:?}"));
         }
+        let mut on_team = vec![f32::NAN; 7 * 48];
+        let run = || runner.run(&a, routing, &packed, OutputMut::F32(&mut on_team), false);
+        Team::new(3).unwrap().install(run).unwrap();
+        assert_eq!(on_team, c, "{a_format}");
         // Another rank has the experts that are missing here; results are added to what is there.
         let mut more = vec![100.0f32; 7 * 48];
         runner.run(&a, routing, &packed, OutputMut::F32(&mut more), true).unwrap();
