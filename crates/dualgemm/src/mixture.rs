@@ -135,9 +135,9 @@ impl MixturePlan {
             }
         };
         #[cfg(feature = "cuda")]
-        if let crate::Plan::Gpu { gpu, .. } = &self.mlp.down {
+        if let crate::Plan::Gpu { .. } = &self.mlp.down {
             let experts = experts.into_iter().collect::<Result<Vec<_>, E>>()?;
-            return Ok(PackedMixture { experts: self.upload(gpu, experts)?, shared });
+            return Ok(PackedMixture { experts: self.upload(experts)?, shared });
         }
         let pack = |mlp: Result<Option<GatedMlp<'w>>, E>| {
             Ok::<_, E>(mlp?.map(|mlp| self.mlp.prepack(&mlp)).transpose()?)
