@@ -51,7 +51,7 @@ fn check_mlp(layer: &Layer<'_>) -> anyhow::Result<Found> {
     let down = layer.down()?;
     down.read()?.check()?;
     let has_bias = [layer.source().gate.bias.is_some(), down.bias.is_some()];
-    let gate_up = options::facts_of(layer, &(0..n));
+    let gate_up = options::facts_of(layer, n);
     let down = Facts::found(&[&down], down.rows(), linear_input_scale(&down));
     Ok((MlpFacts { gate_up, down, activation }, has_bias))
 }

@@ -181,10 +181,10 @@ impl LayerOptions {
     }
 }
 
-/// What is known of some features of gate and up.
-pub fn facts_of(layer: &Layer<'_>, features: &Range<usize>) -> Facts {
+/// What is known of `n` features of gate and up.
+pub fn facts_of(layer: &Layer<'_>, n: usize) -> Facts {
     let source = layer.source();
-    Facts::found(&[&source.gate, &source.up], features.len(), input_scale_of(layer))
+    Facts::found(&[&source.gate, &source.up], n, input_scale_of(layer))
 }
 
 /// Scales of activations are optional: weights can be used without, and `static` says so then.

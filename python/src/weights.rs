@@ -78,7 +78,7 @@ impl Weights {
         let options = LayerOptions::of(layer, keywords)?;
         let (packed, facts, activation, output_scale) = options.with_layer(py, path, |layer, features| {
             let activation = layer.activation()?.activation;
-            let facts = options::facts_of(layer, &features);
+            let facts = options::facts_of(layer, features.len());
             let packed = PackedLayer::gate_up(layer.source(), features, options.target.clone())?;
             Ok((packed, facts, activation, layer.output_scale().ok().flatten()))
         })?;

@@ -296,11 +296,11 @@ where
             weights.check()?;
             let first = weights.first();
             if let Some(row) = a.iter().find(|row| row.len() != first.k()) {
-                return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
-                    tensor: "A".into(),
-                    found: format!("[{}, {}]", a.len(), row.len()),
-                    expected: format!("K = {}, as {} has", first.k(), first.name()),
-                }));
+                return Err(Error::operand(
+                    "A",
+                    format!("[{}, {}]", a.len(), row.len()),
+                    format!("K = {}, as {} has", first.k(), first.name()),
+                ));
             }
             let part = reference_of(epilogue, a, weights);
             progress(run.len());

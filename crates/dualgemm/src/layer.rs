@@ -10,8 +10,8 @@ use dualgemm_checkpoint::GateUpSource;
 use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{
-    AFormat, DualGemmDesc, Epilogue, Error as GemmError, GatedMlp, Linear, MlpDesc, Operation, OutFormat,
-    QuantizeA, RouterWeights, WeightRef,
+    AFormat, DualGemmDesc, Epilogue, GatedMlp, Linear, MlpDesc, Operation, OutFormat, QuantizeA,
+    RouterWeights, WeightRef,
 };
 
 #[cfg(feature = "cuda")]
@@ -198,8 +198,7 @@ impl PackedLayer {
         let shape = LayerShape { experts: Some((experts.len(), router)), ..mlp };
         let call = LayerCall::new(1, AFormat::Bf16, OutFormat::Bf16);
         let AnyDesc::Mixture(desc) = shape.describe(&call) else {
-            let (found, expected) = ("one product".into(), "whole MLPs".into());
-            return Err(Error::Gemm(GemmError::Operand { tensor: "experts".into(), found, expected }).into());
+            return Err(Error::operand("experts", "one product", "whole MLPs").into());
         };
         let packed = MixturePlan::new(&desc, &target)?.prepack(experts.map(|mlp| mlp.map(Some)), None)?;
         Ok(Self { weights: AnyWeights::Mixture(packed), target, shape })
@@ -223,11 +222,11 @@ pub fn check_chained(features: usize, gate: &str, down: &Linear<'_>) -> Result<(
     if features == down.k() {
         return Ok(());
     }
-    Err(Error::Gemm(GemmError::Operand {
-        tensor: down.weight.name().into(),
-        found: format!("[{}, {}]", down.n(), down.k()),
-        expected: format!("K = {features}, the features of {gate}"),
-    }))
+    Err(Error::operand(
+        down.weight.name(),
+        format!("[{}, {}]", down.n(), down.k()),
+        format!("K = {features}, the features of {gate}"),
+    ))
 }
 
 #[cfg(test)]

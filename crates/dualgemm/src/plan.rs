@@ -268,8 +268,7 @@ impl Plan {
         if found == expected {
             return Ok(());
         }
-        let (found, expected) = (text(found), text(expected));
-        Err(Error::Gemm(dualgemm_gemm::Error::Operand { tensor: tensor.into(), found, expected }))
+        Err(Error::operand(tensor, text(found), text(expected)))
     }
 
     /// The plan with buffers for products of up to `max_groups` groups of rows; 1 for a plain product.
