@@ -18,9 +18,7 @@ use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::operand::floats;
 use crate::packed::Packed;
-use crate::runners::{
-    self, Problem, Product, ProductRunner, Waiting, Weights, cpu_options, is_small, misfit,
-};
+use crate::runners::{self, Problem, Product, ProductRunner, Waiting, Weights, cpu_options, is_small};
 
 /// Writes what enters the MLP for the caller, whose MLP it is; to the layer the MLP is 0.
 fn hand_over(a: &AOperand<'_>, y: OutputMut<'_>, to: Option<&mut OutputMut<'_>>) -> Result<(), Error> {
@@ -43,7 +41,7 @@ fn hand_over(a: &AOperand<'_>, y: OutputMut<'_>, to: Option<&mut OutputMut<'_>>)
     if done {
         Ok(())
     } else {
-        Err(misfit("normed", "missing or another", "an array like x, which the MLP reads"))
+        Err(Error::operand("normed", "missing or another", "an array like x, which the MLP reads"))
     }
 }
 

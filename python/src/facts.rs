@@ -37,6 +37,18 @@ impl Facts {
         }
     }
 
+    /// Of `n` rows each of matrices of one shape in a checkpoint.
+    pub fn found(sources: &[&LinearSource<'_>], n: usize, input_scale: Option<f32>) -> Self {
+        Self {
+            names: sources.iter().map(|source| source.name()).collect(),
+            n,
+            k: sources[0].k(),
+            format: sources[0].format(),
+            global_scales: sources.iter().map(|source| source.tensor_scale.value()).collect(),
+            input_scale,
+        }
+    }
+
     /// How A is quantized, as a caller says it: None, "static", "dynamic" or a number.
     pub fn quantize(&self, argument: &str, how: &Bound<'_, PyAny>) -> PyResult<QuantizeA> {
         if how.is_none() {

@@ -211,7 +211,8 @@ impl Mlp {
         let (packed, facts) = options.with_layer(py, path, |layer, features| {
             layer.check_whole()?;
             let (mlp, facts) = read_layer(layer, &options)?;
-            let (gate_up, _) = options::pack_layer(layer, features, &options.target)?;
+            let plan = facts.shape().plan_for_packing(&options.target)?;
+            let gate_up = plan.prepack_source(layer.source(), features, |_| ())?;
             let down = dualgemm::layer::pack((&mlp.down).into(), &options.target)?;
             Ok((PackedMlp { gate_up, down }, facts))
         })?;

@@ -82,15 +82,9 @@ impl ProductRunner {
             (Self::Floats(runner), Weights::Floats(w, bias), AOperand::Float(a)) => {
                 Ok(runner.run(a, w, *bias, c).map(|()| None)?)
             }
-            _ => Err(misfit("a product", "weights of another kind", "those it was planned for")),
+            _ => Err(Error::operand("a product", "weights of another kind", "those it was planned for")),
         }
     }
-}
-
-/// An operand that is not the one that was planned for.
-pub fn misfit(tensor: &str, found: &str, expected: &str) -> Error {
-    let [tensor, found, expected] = [tensor, found, expected].map(String::from);
-    Error::Gemm(dualgemm::gemm::Error::Operand { tensor, found, expected })
 }
 
 /// What a target says of the processor.

@@ -7,14 +7,11 @@ use std::path::Path;
 use dualgemm::checkpoint::{Checkpoint, MlpKind, OpenOptions, Which};
 use dualgemm::device::Stream;
 use dualgemm::gemm::{Activation, GateUp, GatedMlp, Linear, RouterWeights};
-use dualgemm::{AnyWeights, DeviceGateUp, DualGemm, LayerShape, PackedLayer, Target};
+use dualgemm::{DeviceGateUp, LayerShape, PackedLayer, Target};
 
 use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
 use crate::types::{block_format, dualgemm_matrix, layout};
-
-/// Features that are read from a checkpoint at a time.
-const RUN: usize = 1024;
 
 /// Gate and up of one gated MLP, a linear layer, a whole MLP or the experts of a mixture, packed for a target.
 #[derive(Debug)]
@@ -94,7 +91,14 @@ pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        let pack = |checkpoint: &Checkpoint, target| from_checkpoint(target, checkpoint, layer, rank, world);
+        let pack = |checkpoint: &Checkpoint, target| {
+            let source = checkpoint.gate_up_source(layer, Which::Dense)?;
+            // The features are columns of the down projection, whose blocks are never split.
+            let down = format!("the down projection of layer {layer}");
+            let features = source.format().shard(&down, source.n(), rank, world)?;
+            let activation = activation_of(checkpoint, layer, MlpKind::Dense);
+            Ok(dualgemm_weights { layer: PackedLayer::gate_up(&source, features, target)?, activation })
+        };
         // SAFETY: strings or null, and `out` can be written, by the caller's word.
         unsafe { give_packed(target, path, out, pack) }
     })
@@ -277,26 +281,6 @@ pub unsafe extern "C" fn dualgemm_linear_from_tensors(
     })
 }
 
-fn from_checkpoint(
-    target: Target,
-    checkpoint: &Checkpoint,
-    layer: usize,
-    rank: usize,
-    world: usize,
-) -> Result<dualgemm_weights, Failure> {
-    let source = checkpoint.gate_up_source(layer, Which::Dense)?;
-    let (n, k, format) = (source.n(), source.k(), source.format());
-    // The features are columns of the down projection, whose blocks are never split.
-    let features = format.shard(&format!("the down projection of layer {layer}"), n, rank, world)?;
-    let shape = LayerShape::gate_up(features.len(), k, format);
-    let run = |at: usize| Ok(source.features(at..features.end.min(at + RUN))?);
-    let plan = DualGemm::plan_for_packing((shape.n, k), format, &target)?;
-    let packed = plan.prepack_runs(features.clone().step_by(RUN).map(run))?;
-    let activation = activation_of(checkpoint, layer, MlpKind::Dense);
-    let layer = PackedLayer { weights: AnyWeights::Product(packed), target, shape };
-    Ok(dualgemm_weights { layer, activation })
-}
-
 /// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
 /// multiplies it. Nothing refers to their memory, which is the host's, afterwards. `target` as for
 /// `dualgemm_weights_from_checkpoint`.
@@ -380,11 +364,8 @@ unsafe fn from_device(
         global_scales: [gate.global_scale, up.global_scale],
         bias: [None; 2],
     };
-    let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     // SAFETY: the caller's promise.
-    let weights = AnyWeights::Product(unsafe { plan.prepack_device(&pair, stream) }?);
-    let shape = LayerShape::gate_up(n, k, format);
-    Ok(PackedLayer { weights, target, shape }.into())
+    Ok(unsafe { PackedLayer::gate_up_on_device(&pair, target, stream) }?.into())
 }
 
 /// The shape of what plans for the weights compute: `n` features of C, `k` elements of A. Either pointer may be null.

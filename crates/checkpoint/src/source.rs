@@ -97,11 +97,11 @@ impl<'a> LinearSource<'a> {
     /// If `rows` reaches past [`rows`](Self::rows).
     pub fn weight(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'a>, Error> {
         assert!(rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
-        let packed = match self.half {
-            Some(half) => self.stored.half_rows(self.expert, self.tensor_scale, half, rows),
-            None => self.stored.packed_rows(self.expert, self.tensor_scale, rows),
+        let read = match self.half {
+            Some(half) => self.stored.half(self.expert, self.tensor_scale, half, rows),
+            None => self.stored.matrix(self.name(), self.expert, self.tensor_scale, rows),
         };
-        packed.matrix(self.file())
+        read.map_err(|source| Error::Format { file: self.file().into(), source })
     }
 
     /// Some features: these rows with their part of the bias, as [`weight`](Self::weight) reads them.
@@ -164,6 +164,12 @@ impl<'a> GateUpSource<'a> {
     pub fn features(&self, features: Range<usize>) -> Result<GateUp<'a>, Error> {
         let (gate, up) = (self.gate.features(features.clone())?, self.up.features(features)?);
         Ok(GateUp { gate: gate.weight, up: up.weight, gate_bias: gate.bias, up_bias: up.bias })
+    }
+
+    /// Lets go of the pages of the files that reading has brought into memory.
+    pub fn release(&self) {
+        self.gate.release();
+        self.up.release();
     }
 
     /// All features.

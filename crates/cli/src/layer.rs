@@ -15,10 +15,6 @@ use dualgemm::{PackedWeights, Plan};
 
 use crate::args::{EpilogueArgs, LayerArgs, ReadArgs};
 
-/// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
-/// go of pages.
-const RUN_BYTES: usize = 1 << 20;
-
 /// Opens a checkpoint as the arguments say; an activation overrides what the checkpoint states.
 pub fn open(path: &Path, args: &ReadArgs, activation: Option<Activation>) -> Result<Checkpoint, Error> {
     let options = OpenOptions {
@@ -166,22 +162,8 @@ impl<'c> Layer<'c> {
         features: Range<usize>,
         progress: impl Fn(usize),
     ) -> Result<PackedWeights, dualgemm::Error> {
-        let (run, end) = (features_per_run(self.k()), features.end);
-        let packed = plan.prepack_runs(features.clone().step_by(run).map(|first| {
-            self.checkpoint.files().release_pages();
-            progress(first - features.start);
-            Ok(self.features(first..end.min(first + run))?)
-        }))?;
-        self.checkpoint.files().release_pages();
-        Ok(packed)
+        plan.prepack_source(&self.source, features, progress)
     }
-}
-
-/// How many features of `k` elements packing and the reference read before they let go of pages.
-pub fn features_per_run(k: usize) -> usize {
-    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
-    const MULTIPLE: usize = 128;
-    (RUN_BYTES / (k + k / 8)).max(1).next_multiple_of(MULTIPLE)
 }
 
 /// The layer that the arguments name, or the only one.

@@ -356,7 +356,7 @@ impl GatedMlp {
         let checkpoint = open(path)?;
         let (weights, options) = dense(&checkpoint, layer, options)?;
         let down = checkpoint.down(layer).map_err(Error::wrap)?;
-        let bias = down.bias.map(|bias| Tensor::new(bias, &options.device)?.to_dtype(dtype)).transpose()?;
+        let bias = down.bias.map(|bias| Tensor::new(&*bias, &options.device)?.to_dtype(dtype)).transpose()?;
         let down = decoded(&down.weight)?.to_dtype(dtype)?.to_device(&options.device)?;
         Ok(Self { gate_up: SwiGlu::new(&weights, &options)?, down: down.t()?, bias })
     }

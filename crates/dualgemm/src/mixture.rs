@@ -46,8 +46,7 @@ impl MixtureDesc {
         if found == self.experts {
             return Ok(());
         }
-        let (found, expected) = (format!("{found} MLPs"), format!("{} MLPs", self.experts));
-        Err(Error::Gemm(GemmError::Operand { tensor: "experts".into(), found, expected }))
+        Err(Error::operand("experts", format!("{found} MLPs"), format!("{} MLPs", self.experts)))
     }
 
     /// Checks the rules of shapes and formats.
@@ -56,10 +55,8 @@ impl MixtureDesc {
     /// Names what breaks one.
     pub fn check(&self) -> Result<(), GemmError> {
         let Self { mlp, experts, top_k, router, shared } = self;
-        let wrong = |tensor: &str, found: String, expected: &str| {
-            let (tensor, expected) = (tensor.into(), expected.into());
-            Err(GemmError::Operand { tensor, found, expected })
-        };
+        let wrong =
+            |tensor: &str, found: String, expected: &str| Err(GemmError::operand(tensor, found, expected));
         if *experts == 0 || *top_k == 0 || *experts > i32::MAX as usize {
             let found = format!("of {experts} experts, {top_k} a token");
             return wrong("the mixture", found, "at least 1 of each");
@@ -129,15 +126,14 @@ impl MixturePlan {
             (Some(plan), Some(mlp)) => Some(plan.prepack(mlp)?),
             (None, None) => None,
             (_, found) => {
-                let found = if found.is_some() { "there" } else { "missing" }.into();
-                let (tensor, expected) = ("the shared expert".into(), "what it was planned with".into());
-                return Err(Error::Gemm(GemmError::Operand { tensor, found, expected }).into());
+                let found = if found.is_some() { "there" } else { "missing" };
+                return Err(Error::operand("the shared expert", found, "what it was planned with").into());
             }
         };
         #[cfg(feature = "cuda")]
-        if let crate::Plan::Gpu { gpu, .. } = &self.mlp.down {
+        if let crate::Plan::Gpu { .. } = &self.mlp.down {
             let experts = experts.into_iter().collect::<Result<Vec<_>, E>>()?;
-            return Ok(PackedMixture { experts: self.upload(gpu, experts)?, shared });
+            return Ok(PackedMixture { experts: self.upload(experts)?, shared });
         }
         let pack = |mlp: Result<Option<GatedMlp<'w>>, E>| {
             Ok::<_, E>(mlp?.map(|mlp| self.mlp.prepack(&mlp)).transpose()?)
@@ -315,9 +311,8 @@ impl MixtureRunner {
 
     fn check(&self, a: &AOperand<'_>, c: &OutputMut<'_>) -> Result<(), Error> {
         let MixtureDesc { mlp: MlpDesc { gate_up, down }, .. } = self.desc;
-        let wrong = |tensor: &str, found: String, expected: String| {
-            Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
-        };
+        let wrong =
+            |tensor: &str, found: String, expected: String| Err(Error::operand(tensor, found, expected));
         let format = AFormat::of(a);
         if (format, a.k()) != (gate_up.a, gate_up.k) || a.rows() > gate_up.m {
             let found = format!("{format} [{}, {}]", a.rows(), a.k());

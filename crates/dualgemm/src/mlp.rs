@@ -149,11 +149,11 @@ impl MlpRunner {
     ) -> Result<Option<f32>, Error> {
         let (rows, desc) = (a.rows(), &self.desc.gate_up);
         if rows > desc.m {
-            return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
-                tensor: "A".into(),
-                found: format!("[{rows}, {}]", a.k()),
-                expected: format!("up to {} rows", desc.m),
-            }));
+            return Err(Error::operand(
+                "A",
+                format!("[{rows}, {}]", a.k()),
+                format!("up to {} rows", desc.m),
+            ));
         }
         let of = |part: fn(&PackedMlp) -> &PackedWeights| {
             let group = move |&Rows { first, count, weights }| Rows { first, count, weights: part(weights) };

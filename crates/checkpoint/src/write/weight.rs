@@ -121,26 +121,6 @@ pub(crate) fn rotated_rows(rows: usize, heads: usize) -> impl Iterator<Item = us
     (0..rows).map(move |row| row / head * head + row % 2 * half + row % head / 2)
 }
 
-/// A matrix with its rows in another order.
-fn reordered(
-    m: &QuantizedMatrix<'_>,
-    order: impl Iterator<Item = usize> + Clone,
-) -> Result<QuantizedMatrix<'static>, dualgemm_formats::Error> {
-    let codes: Vec<u8> = order.clone().flat_map(|row| m.row_codes(row)).copied().collect();
-    let scales: Vec<u8> =
-        order.flat_map(|row| (0..m.blocks()).map(move |block| m.scale_byte(row, block))).collect();
-    QuantizedMatrix::new(
-        m.name(),
-        m.format(),
-        m.rows(),
-        m.k(),
-        codes,
-        scales,
-        ScaleLayout::Linear,
-        m.global_scale(),
-    )
-}
-
 impl WeightPart {
     /// Bytes of this part of a weight.
     pub(crate) fn len(self, weight: &WeightOut<'_>) -> usize {
@@ -174,7 +154,8 @@ impl WeightPart {
             let m = weight.read()?;
             // In its own order first, by which a fault is named.
             m.check_scales().map_err(fault)?;
-            let m = reordered(&m, rotated_rows(m.rows(), heads)).map_err(fault)?;
+            let rows: Vec<usize> = rotated_rows(m.rows(), heads).collect();
+            let m = m.pick(m.name(), &rows).map_err(fault)?;
             return Self::GgufBlocks.write(&m.into(), file, write);
         }
         if let Self::CodesTransposed(experts) | Self::ScalesTransposed(experts) = self {

@@ -1,10 +1,7 @@
 //! What producers of one convention say in ways of their own: each value against a dequantization in f64 that is written
 //! in `common`.
 
-mod common;
-
-use common::*;
-use dualgemm_checkpoint::gguf::{GgufValue, write_to};
+use crate::common::*;
 use dualgemm_checkpoint::{
     Checkpoint, Dtype, GateUpOrder, GateUpSource, OpenOptions, ScaleOrigin, TensorOut, Which,
 };
@@ -218,11 +215,7 @@ fn gguf_scales_have_two_names_and_no_third() {
             .map(|p| TensorOut::new(format!("blk.0.ffn_{p}.weight"), dtype, [32, 64], blocks.clone()))
             .into();
         all.extend(tensors.iter().map(|(name, value)| TensorOut::scalar(*name, &[1], *value)));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.gguf");
-        let metadata = [("general.architecture".to_string(), GgufValue::String("llama".into()))];
-        write_to(&path, &metadata, &all).unwrap();
-        Checkpoint::open(&path, &defaults()).unwrap()
+        open_gguf("llama", &[], &all, &defaults())
     };
     let w = Weight::with_block(1, 32, 64, 32);
     let c = open(&[("blk.0.ffn_gate.weight.scale", 0.25), ("blk.0.ffn_up.scale", 0.5)]);

@@ -1,10 +1,8 @@
 //! Checkpoints that producers wrote, against the values that their own code gives them. See `testdata/README.md`.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::{Checkpoint, Dtype, TensorFiles};
 use dualgemm_formats::QuantizedMatrix;
 use serde_json::json;

@@ -7,8 +7,8 @@ use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, MlpKind, OpenOptions, 
 use dualgemm_formats::GlobalScale;
 use serde_json::{Value, json};
 
+use super::{convert, linear};
 use crate::common::*;
-use crate::{convert, linear};
 
 /// Every convention, and where it is written.
 const OUTPUTS: [(Output, &str); 3] =
@@ -139,7 +139,7 @@ fn a_block_scale_far_down_is_named_by_its_own_row() {
     let dir = tempfile::tempdir().unwrap();
     let mut w = Weight::new(1, 2 * 66_048, 32);
     w.scales[2 * 66_000 * 2 + 1] = 0x80;
-    let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
+    let mut f = w4a16();
     f.modelopt_fused(&w, false);
     let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGateRows), ..defaults() };
     let a = f.open(&options).unwrap();

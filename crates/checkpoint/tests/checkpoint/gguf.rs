@@ -1,18 +1,12 @@
 //! GGUF files as llama.cpp writes them.
 
-mod common;
-
-use common::{Weight, assert_ends, assert_has, expert, input_scales};
+use crate::common::{Weight, assert_ends, assert_has, expert, input_scales, open_gguf};
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
 use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorOut};
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
 
 fn open(tensors: &[TensorOut<'_>], options: &OpenOptions) -> Checkpoint {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    let metadata = [("general.architecture".to_string(), GgufValue::String("llama".into()))];
-    write_to(&path, &metadata, tensors).unwrap();
-    Checkpoint::open(&path, options).unwrap()
+    open_gguf("llama", &[], tensors, options)
 }
 
 fn blocks(w: &Weight) -> Vec<u8> {
@@ -139,12 +133,8 @@ fn architectures_that_fuse_gate_into_up_are_read_as_they_are() {
         weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate)),
         weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up)),
     ];
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
     let open = |architecture: &str, tensors: &[TensorOut<'_>]| {
-        let metadata = [("general.architecture".to_string(), GgufValue::String(architecture.into()))];
-        write_to(&path, &metadata, tensors).unwrap();
-        Checkpoint::open(&path, &OpenOptions::default()).unwrap()
+        open_gguf(architecture, &[], tensors, &OpenOptions::default())
     };
     for architecture in ["phi3", "glm4", "chatglm", "plamo2", "plamo3"] {
         for tensors in [std::slice::from_ref(&both), &apart] {

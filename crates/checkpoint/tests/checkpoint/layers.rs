@@ -1,17 +1,11 @@
 //! Finding gate and up: shards, experts, fused orders, naming styles, several stacks of layers.
 
-mod common;
-
-use common::{
+use crate::common::{
     Fixture, PROJECTIONS, Weight, assert_ends, assert_has, assert_starts, defaults, expert, expert_down,
-    message, modelopt_config,
+    message, w4a16,
 };
 use dualgemm_checkpoint::{Checkpoint, Dtype, Error, GateUpOrder, Half, MlpKind, OpenOptions, Which};
 use serde_json::json;
-
-fn w4a16() -> Fixture {
-    Fixture::with(modelopt_config("W4A16_NVFP4"))
-}
 
 fn with_order(order: GateUpOrder) -> OpenOptions {
     OpenOptions { gate_up_order: Some(order), ..defaults() }

@@ -1,8 +1,6 @@
 //! Operands and results in files.
 
-mod common;
-
-use common::{Fixture, Weight, assert_starts};
+use crate::common::{Fixture, Weight, assert_starts};
 use dualgemm_checkpoint::activations::read;
 use dualgemm_checkpoint::safetensors::serialize;
 use dualgemm_checkpoint::write::write_activations;
@@ -21,7 +19,7 @@ fn files(f: &Fixture) -> (tempfile::TempDir, TensorFiles) {
 
 fn read_error(f: &Fixture, tensor: Option<&str>) -> String {
     let (_dir, files) = files(f);
-    common::message(&read(&files, tensor).unwrap_err())
+    crate::common::message(&read(&files, tensor).unwrap_err())
 }
 
 fn triple() -> Fixture {

@@ -1,12 +1,10 @@
 //! Written checkpoints, read back.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod refused;
 
 use std::collections::BTreeSet;
 
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
 use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, Half, OpenOptions, TensorFiles, Which, validate};
 use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
@@ -165,7 +163,7 @@ fn a_lone_file_carries_its_configuration() {
 #[test]
 fn fused_and_stacked_experts_are_taken_apart() {
     let dir = tempfile::tempdir().unwrap();
-    let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
+    let mut f = w4a16();
     let weights: Vec<Weight> = (0..2).map(|e| Weight::new(e, 96, 64)).collect();
     let downs: Vec<Weight> = (0..2).map(|e| Weight::new(20 + e, 64, 48)).collect();
     let name = "model.layers.3.mlp.experts";
@@ -317,7 +315,7 @@ fn long_matrices_are_written_in_runs_exact() {
     for (swizzled, order) in
         [(false, GateUpOrder::UpGate), (true, GateUpOrder::UpGate), (true, GateUpOrder::UpGate64)]
     {
-        let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
+        let mut f = w4a16();
         f.modelopt_fused(&fused, swizzled);
         let a = f.open(&OpenOptions { gate_up_order: Some(order), ..defaults() }).unwrap();
         let name = format!("{}-{swizzled}", order.name());

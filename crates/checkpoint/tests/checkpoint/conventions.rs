@@ -1,8 +1,6 @@
 //! A configuration fixture for every way a producer declares its tensors.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::write::Output;
 use dualgemm_checkpoint::{BadInputScale, Checkpoint, Dtype, OpenOptions};
 use serde_json::{Value, json};

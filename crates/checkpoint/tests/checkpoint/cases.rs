@@ -1,12 +1,9 @@
 //! Small checkpoints, what is changed in them, and what reading them gives: the cases of `cases.txt`, which says how they are
 //! written.
 
-mod common;
-
 use std::str::FromStr;
 
-use common::*;
-use dualgemm_checkpoint::validate::Finding;
+use crate::common::*;
 use dualgemm_checkpoint::write::Output;
 use dualgemm_checkpoint::{Checkpoint, Dtype, Error, Which};
 use serde_json::Value;
@@ -140,12 +137,6 @@ fn edit(f: &mut Fixture, line: &str) {
 
 fn said<T>(found: Result<T, Error>) -> String {
     found.map_or_else(|e| message(&e), |_| "ok".into())
-}
-
-fn findings(f: &Fixture) -> Vec<Finding> {
-    let dir = tempfile::tempdir().unwrap();
-    f.write(dir.path());
-    dualgemm_checkpoint::validate(dir.path(), &defaults())
 }
 
 fn check(f: &Fixture, line: &str) {

@@ -1,30 +1,15 @@
 //! Checkpoints in the forms in which models are published, beyond the conventions' own rules.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::{Checkpoint, Dtype, MlpKind, Which};
 use dualgemm_formats::BlockFormat;
 use serde_json::{Value, json};
-
-/// Every projection of an MLP, each with a seed of its own.
-fn mlp(path: &str, seed: u64, block: usize, mut put: impl FnMut(&str, &Weight)) {
-    for (i, projection) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
-        put(&format!("{path}.{projection}"), &Weight::with_block(seed + i as u64, 64, 64, block));
-    }
-}
-
-fn w4a16() -> Fixture {
-    Fixture::with(modelopt_config("W4A16_NVFP4"))
-}
 
 #[test]
 fn shared_experts_are_known_by_every_name() {
     for name in ["share_expert", "mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp"] {
         let mut f = w4a16();
-        mlp(&format!("model.layers.1.{name}"), 1, 16, |module, w| {
-            f.modelopt(module, w, 1e-3, None);
-        });
+        f.modules(&format!("model.layers.1.{name}"), &PROJECTIONS, 1);
         let c = f.open(&defaults()).unwrap();
         Weight::new(1, 64, 64).assert_is(&c.gate_up_source(1, Which::Shared).unwrap().read().unwrap().gate);
         Weight::new(3, 64, 64).assert_is(&c.down_source(1, Which::Shared).unwrap().read().unwrap().weight);
@@ -133,10 +118,11 @@ fn mlx_packs_eight_codes_in_a_word() {
         let quantization = json!({ "group_size": block, "bits": 4, "mode": mode,
             "lm_head": { "group_size": 64, "bits": 8, "mode": "affine" }, "model.layers.0.mlp.gate": false });
         let mut f = Fixture::default();
-        mlp("model.layers.0.mlp", 1, block, |module, w| {
-            f.add(&format!("{module}.weight"), Dtype::U32, &[64, 8], w.codes.clone());
-            f.add(&format!("{module}.scales"), dtype, &[64, 64 / block], w.scales.clone());
-        });
+        for (p, seed) in PROJECTIONS.iter().zip(1..) {
+            let (module, w) = (format!("model.layers.0.mlp.{p}"), Weight::with_block(seed, 64, 64, block));
+            f.add(&format!("{module}.weight"), Dtype::U32, &[64, 8], w.codes);
+            f.add(&format!("{module}.scales"), dtype, &[64, 64 / block], w.scales);
+        }
         let experts = [5, 6].map(|seed| Weight::with_block(seed, 64, 64, block));
         for p in ["gate_proj", "up_proj"] {
             let module = format!("model.layers.1.mlp.switch_mlp.{p}");

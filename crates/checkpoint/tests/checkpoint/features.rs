@@ -1,19 +1,11 @@
 //! A run of features is the same run of the whole, however the file stores it.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::{
     Checkpoint, Dtype, GateUpOrder, GateUpSource, Half, NibbleOrder, OpenOptions, Which,
 };
-use dualgemm_formats::QuantizedMatrix;
 use dualgemm_gemm::GateUp;
 use serde_json::json;
-
-fn bytes(m: &QuantizedMatrix<'_>, rows: std::ops::Range<usize>) -> (Vec<u8>, Vec<u8>) {
-    let codes = rows.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
-    (codes, rows.flat_map(|row| (0..m.blocks()).map(move |block| m.scale_byte(row, block))).collect())
-}
 
 /// Runs that start and end at blocks, atoms and periods, and beside them.
 #[track_caller]
@@ -32,7 +24,12 @@ fn assert_runs(source: &GateUpSource<'_>, whole: &GateUp<'_>) {
         let part = source.features(rows.clone()).unwrap();
         for (part, whole) in [(&part.gate, &whole.gate), (&part.up, &whole.up)] {
             assert_eq!((part.name(), part.global_scale()), (whole.name(), whole.global_scale()));
-            assert_eq!(bytes(part, 0..rows.len()), bytes(whole, rows.clone()), "{} {rows:?}", whole.name());
+            assert_eq!(
+                part.dense_rows(0..rows.len()),
+                whole.dense_rows(rows.clone()),
+                "{} {rows:?}",
+                whole.name()
+            );
         }
         for (part, whole) in [(&part.gate_bias, &whole.gate_bias), (&part.up_bias, &whole.up_bias)] {
             assert_eq!(part.as_deref(), whole.as_ref().map(|bias| &bias[rows.clone()]));

@@ -1,8 +1,6 @@
 //! The real checkpoints: layer 14 of SmolLM2-135M in every convention.
 
-mod common;
-
-use common::{assert_ends, assert_has, input_scales, testdata};
+use crate::common::{assert_ends, assert_has, input_scales, testdata};
 use dualgemm_checkpoint::activations::read;
 use dualgemm_checkpoint::{Checkpoint, OpenOptions, Which, validate};
 use dualgemm_formats::{FloatMatrix, GlobalScaleSource, QuantizedMatrix};
