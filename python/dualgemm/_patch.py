@@ -294,7 +294,7 @@ class Plan:
         """A block whose weights are not in 4 bits."""
         params = [module.gate_up_proj, module.down_proj]
         self.left[name] = self.absent(name)
-        if any(p.dtype not in self.nn.HALVES or p.is_cuda for p in params):
+        if any(p.dtype not in self.nn.HALVES or self.device(name, p).type == "cuda" for p in params):
             return None
         if why := of_its_own(module) or self.nn.FloatExperts.why_not(module):
             self.left[name] += f", and {why}"
@@ -416,7 +416,7 @@ class Plan:
         if why:
             # A class of its own does something else, too.
             in_16_bits = type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES
-            if held is None and in_16_bits and not module.weight.is_cuda:
+            if held is None and in_16_bits and self.device(name, module.weight).type != "cuda":
                 return Step(name, "linear layers in 16 bits", lambda: self.nn.FloatLinear.of(module))
             self.left[name] = why
             return None

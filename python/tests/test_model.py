@@ -377,6 +377,15 @@ def test_models_in_float32_stay_on_a_card(tiny, monkeypatch):
     assert mlps and all("float32 on cuda:0, where float16" in report.left[name] for name in mlps)
 
 
+def test_what_stays_in_16_bits_is_torchs_on_a_card(tiny, monkeypatch):
+    from dualgemm import _patch
+
+    monkeypatch.setattr(_patch.Plan, "device", lambda self, name, weight: torch.device("cuda" if name == "lm_head" else "cpu"))
+    model = load(tiny / "floats", torch.bfloat16)
+    report = nn.patch_model(model, tiny / "q")
+    assert type(model.lm_head) is torch.nn.Linear and report.left == {"lm_head": "not in 4 bits in the checkpoint"}
+
+
 def test_what_a_card_computes_is_asked_while_transformers_builds_without_memory():
     from dualgemm import _patch
 

@@ -78,3 +78,22 @@ def test_tokens_come_to_the_weights_and_results_go_back(monkeypatch, block):
     module._place = torch.device("cpu", 0)
     assert torch.equal(module(*args), want)
     assert sent == [*((tuple(t.shape), "cpu:0") for t in args), ((4, 64), "cpu")]
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_hooks_stay_where_what_is_not_packed_has_several_places(place):
+    """The model's own brings tokens to it; the others are for weights that accelerate moves."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    from dualgemm import hf
+
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4, device=place))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), inner)
+    for module in model.modules():
+        add_hook_to_module(module, AlignDevicesHook())
+    hf.without_hooks(model)
+    hooked = [name for name, module in model.named_modules() if hasattr(module, "_hf_hook")]
+    assert hooked == ([""] if place == "cpu" else ["", "0", "1", "1.0"])
+    if place == "cpu":
+        x = torch.randn(3, 4)
+        assert torch.equal(model(x), inner[0](model[0](x)))

@@ -106,7 +106,7 @@ impl PackedWeights {
 }
 
 impl Runner {
-    fn on_gpu(&self) -> Result<&GpuRunner, Error> {
+    pub(crate) fn on_gpu(&self) -> Result<&GpuRunner, Error> {
         match self {
             Self::Gpu(runner) => Ok(runner),
             Self::Cpu(_) => Err(Error::NotOnGpu),

@@ -39,15 +39,6 @@ pub enum Runner {
 }
 
 impl Runner {
-    /// That of a GPU.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn on_gpu(&self) -> Result<&GpuRunner, Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => Ok(runner),
-        }
-    }
-
     /// Multiplies all rows of A with one pair of weights; see [`Plan::run`](crate::Plan::run). On a GPU it copies A there, waits, and
     /// copies C back.
     ///
