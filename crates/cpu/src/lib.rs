@@ -60,4 +60,4 @@ pub use plan::{CpuOptions, CpuPlan};
 pub use team::Team;
 pub use tile::{RowTile, Tile, TileKernel, TileSink};
 pub use token::TokenLayer;
-pub use workspace::{Group, Workspace};
+pub use workspace::{Group, Input, Workspace};
