@@ -50,6 +50,7 @@ mod w4a16;
 mod w4a4;
 pub mod workspace;
 
+pub use aligned::Aligned;
 pub use epilogue::TileEpilogue;
 pub use error::Error;
 pub use float_linear::FloatLinear;

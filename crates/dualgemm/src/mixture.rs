@@ -11,6 +11,7 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
+use dualgemm_cpu::Aligned;
 use dualgemm_cpu::team::{self, for_each_part};
 use dualgemm_formats::{FloatMatrix, ScaleLayout};
 use dualgemm_gemm::{
@@ -19,7 +20,6 @@ use dualgemm_gemm::{
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::owned::try_vec;
 use crate::{Error, MlpPlan, MlpRunner, OwnedMatrix, PackedMlp, Rows, Target};
 
 /// What messages call the rows that experts read, where the router's weights multiply them.
@@ -163,7 +163,7 @@ impl MixturePlan {
         }
         let results = |rows: usize| {
             let too_large = GemmError::TooLarge { tensor: WEIGHTED, batch: 1, rows, cols: down.n };
-            try_vec(rows.checked_mul(down.n), 0.0).ok_or(too_large)
+            rows.checked_mul(down.n).and_then(Aligned::try_zeroed).ok_or(too_large)
         };
         let shared = shared.map(|runner| Ok::<_, Error>((runner, results(self.desc.mlp.down.m)?)));
         let on_cpu = OnCpu {
@@ -245,9 +245,9 @@ struct OnCpu {
     /// Rows of A by expert, multiplied by the router's weights, where these go there.
     weighted: Option<OwnedMatrix>,
     order: Order,
-    results: Vec<f32>,
+    results: Aligned<f32>,
     /// The shared expert, and its results.
-    shared: Option<(MlpRunner, Vec<f32>)>,
+    shared: Option<(MlpRunner, Aligned<f32>)>,
 }
 
 /// Which row of the sorted ones each choice of a token is, and the choice of each row.
