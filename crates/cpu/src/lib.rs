@@ -17,6 +17,8 @@
 //! | `attention` | a prompt's causal attention in bf16 |
 //! | [`token`] | [`TokenLayer`]: a decoder layer's norms, rotation and attention, for one token |
 
+#![warn(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
+
 mod aligned;
 #[cfg_attr(
     not(any(target_arch = "x86_64", test)),
