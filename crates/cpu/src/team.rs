@@ -13,7 +13,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::threads::{self, SharedSlice};
+use crate::threads;
 
 /// How long a thread watches for the next call before it sleeps. Between two products of a model other layers take some ten
 /// microseconds.
@@ -162,20 +162,7 @@ pub fn enter<R: Send>(body: impl FnOnce() -> R + Send) -> R {
 /// # Panics
 /// If `len` is 0.
 pub fn for_each_part<T: Send>(slice: &mut [T], len: usize, body: impl Fn(usize, &mut [T]) + Sync) {
-    let (all, parts) = (slice.len(), SharedSlice::new(slice));
-    let run = |_, left| usize::clamp(left / 2, 1, 16);
-    threads::for_each_run(
-        threads(),
-        all.div_ceil(len),
-        run,
-        |_| (),
-        |(), run| {
-            for (part, start) in run.clone().zip((run.start * len..).step_by(len)) {
-                // SAFETY: `for_each_run` hands out each part once, and parts do not overlap.
-                body(part, unsafe { parts.part(start, len.min(all - start)) });
-            }
-        },
-    );
+    threads::for_each_part(threads(), slice, len, body);
 }
 
 /// Whether threads are awake to take shares of a few microseconds.

@@ -1,8 +1,8 @@
-//! Mixtures of experts: rows gathered by expert, their MLPs, and the weighted sum of what comes out.
+//! Mixtures of experts: rows by expert, their MLPs, and the weighted sum of what comes out.
 //!
 //! ```text
 //! A [tokens, k], ids and weights [tokens, top_k]
-//!   ─► rows sorted by expert ─► MLP of each expert on its rows ─► Y[t] = Σ_j w[t,j] · row of (t, j), in the order of j
+//!   ─► list of rows by expert ─► MLP of each expert on its rows ─► Y[t] = Σ_j w[t,j] · row of (t, j), in the order of j
 //! ```
 //!
 //! Sorting is stable and the sum is in f32 in the order of j, so results do not depend on the number of threads. How many rows
@@ -11,6 +11,7 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
+use dualgemm_cpu::Aligned;
 use dualgemm_cpu::team::{self, for_each_part};
 use dualgemm_formats::{FloatMatrix, ScaleLayout};
 use dualgemm_gemm::{
@@ -19,11 +20,10 @@ use dualgemm_gemm::{
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::owned::try_vec;
 use crate::{Error, MlpPlan, MlpRunner, OwnedMatrix, PackedMlp, Rows, Target};
 
-/// What messages call the rows that experts read.
-const GATHERED: &str = "A by expert";
+/// What messages call the rows that experts read, where the router's weights multiply them.
+const WEIGHTED: &str = "A by expert";
 
 /// Shapes and formats of a mixture.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -158,13 +158,18 @@ impl MixturePlan {
             return Ok(MixtureRunner { desc: self.desc, place: Place::Gpu(Box::new(on_gpu)) });
         }
         let results = |rows: usize| {
-            let too_large = GemmError::TooLarge { tensor: GATHERED, batch: 1, rows, cols: down.n };
-            try_vec(rows.checked_mul(down.n), 0.0).ok_or(too_large)
+            let too_large = GemmError::TooLarge { tensor: WEIGHTED, batch: 1, rows, cols: down.n };
+            rows.checked_mul(down.n).and_then(Aligned::try_zeroed).ok_or(too_large)
         };
         let shared = shared.map(|runner| Ok::<_, Error>((runner, results(self.desc.mlp.down.m)?)));
         let on_cpu = OnCpu {
             mlp,
-            gathered: OwnedMatrix::new(GATHERED, [rows, cols], gate_up.a, ScaleLayout::Linear)?,
+            weighted: match self.desc.router {
+                RouterWeights::Input => {
+                    Some(OwnedMatrix::new(WEIGHTED, [rows, cols], gate_up.a, ScaleLayout::Linear)?)
+                }
+                RouterWeights::Output => None,
+            },
             order: Order::default(),
             results: results(rows)?,
             shared: shared.transpose()?,
@@ -233,12 +238,12 @@ enum Place {
 #[derive(Debug)]
 struct OnCpu {
     mlp: MlpRunner,
-    /// Rows of A by expert.
-    gathered: OwnedMatrix,
+    /// Rows of A by expert, multiplied by the router's weights, where these go there.
+    weighted: Option<OwnedMatrix>,
     order: Order,
-    results: Vec<f32>,
+    results: Aligned<f32>,
     /// The shared expert, and its results.
-    shared: Option<(MlpRunner, Vec<f32>)>,
+    shared: Option<(MlpRunner, Aligned<f32>)>,
 }
 
 /// Which row of the sorted ones each choice of a token is, and the choice of each row.
@@ -248,6 +253,8 @@ struct Order {
     row_of: Vec<u32>,
     /// `[rows]`: the choice, `token · top_k + j`.
     choice_of: Vec<u32>,
+    /// `[rows]`: the token.
+    token_of: Vec<u32>,
     /// Where the rows of each expert begin, and one more.
     first_row: Vec<usize>,
 }
@@ -256,7 +263,7 @@ const NONE: u32 = u32::MAX;
 
 impl Order {
     /// Sorts choices by expert, stably; those of experts that are elsewhere have no row.
-    fn sort(&mut self, ids: &[i32], experts: usize, here: impl Fn(usize) -> bool) {
+    fn sort(&mut self, ids: &[i32], top_k: usize, experts: usize, here: impl Fn(usize) -> bool) {
         let expert = |id: i32| usize::try_from(id).ok().filter(|&id| here(id));
         self.first_row.clear();
         self.first_row.resize(experts + 1, 0);
@@ -280,6 +287,8 @@ impl Order {
             }
             self.row_of.push(row);
         }
+        self.token_of.clear();
+        self.token_of.extend(self.choice_of.iter().map(|choice| choice / top_k as u32));
     }
 }
 
@@ -352,12 +361,20 @@ impl OnCpu {
             }
             _ => None,
         };
-        self.order.sort(routing.ids, all.len(), |id| all[id].is_some());
+        self.order.sort(routing.ids, top_k, all.len(), |id| all[id].is_some());
         let rows = self.order.choice_of.len();
         if rows > 0 {
-            let factor = (router == RouterWeights::Input).then_some(routing.weights);
-            gather(&mut self.gathered, a, &self.order.choice_of, top_k, factor)?;
-            let gathered = self.gathered.operand(GATHERED, rows, a.k())?;
+            let weighted = match &mut self.weighted {
+                Some(weighted) => {
+                    weigh(weighted, a, &self.order.choice_of, top_k, routing.weights)?;
+                    Some(weighted.operand(WEIGHTED, rows, a.k())?)
+                }
+                None => None,
+            };
+            let (a, list) = match &weighted {
+                Some(weighted) => (weighted, None),
+                None => (a, Some(&self.order.token_of[..])),
+            };
             let first = &self.order.first_row;
             let groups: Vec<Rows<'_, PackedMlp>> = all
                 .iter()
@@ -366,7 +383,8 @@ impl OnCpu {
                 .map(|(e, weights)| Rows { first: first[e], count: first[e + 1] - first[e], weights })
                 .filter(|group| group.count > 0)
                 .collect();
-            self.mlp.run_grouped(&gathered, &groups, OutputMut::F32(&mut self.results[..rows * n]))?;
+            let results = OutputMut::F32(&mut self.results[..rows * n]);
+            self.mlp.run_listed(a, list, &groups, results)?;
         }
         let weights = (router == RouterWeights::Output).then_some(routing.weights);
         let sum = Sum { row_of: &self.order.row_of, results: &self.results, shared, weights, top_k, n };
@@ -392,25 +410,21 @@ impl OnCpu {
     }
 }
 
-/// The rows of A that choices name, in their order, multiplied by the choices' factors if there are any.
-fn gather(
+/// The rows of A that choices name, in their order, multiplied by the choices' weights.
+fn weigh(
     to: &mut OwnedMatrix,
     a: &AOperand<'_>,
     choices: &[u32],
     top_k: usize,
-    factors: Option<&[f32]>,
+    weights: &[f32],
 ) -> Result<(), Error> {
     let (rows, k) = (choices.len(), a.k());
-    let factor = |choice: u32| factors.map(|factors| factors[choice as usize]);
-    let token = |row: usize| choices[row] as usize / top_k;
     macro_rules! floats {
         ($to:expr, $from:expr, $scaled:expr) => {
             for_each_part(&mut $to[..rows * k], k, |row, to| {
-                let from = $from.row(token(row));
-                match factor(choices[row]) {
-                    None => to.copy_from_slice(from),
-                    Some(w) => to.iter_mut().zip(from).for_each(|(to, &from)| *to = $scaled(from, w)),
-                }
+                let choice = choices[row] as usize;
+                let from = to.iter_mut().zip($from.row(choice / top_k));
+                from.for_each(|(to, &from)| *to = $scaled(from, weights[choice]));
             })
         };
     }
@@ -422,16 +436,7 @@ fn gather(
         (OwnedMatrix::Bf16(to), AOperand::Float(FloatMatrix::Bf16(a))) => {
             floats!(to, a, |x: bf16, w| bf16::from_f32(x.to_f32() * w));
         }
-        (OwnedMatrix::Quantized { codes, scales, global_scale, .. }, AOperand::Quantized(a)) => {
-            *global_scale = a.global_scale().value();
-            for_each_part(&mut codes[..rows * (k / 2)], k / 2, |row, codes| {
-                codes.copy_from_slice(a.row_codes(token(row)));
-            });
-            for_each_part(&mut scales[..rows * a.blocks()], a.blocks(), |row, scales| {
-                scales.iter_mut().enumerate().for_each(|(block, to)| *to = a.scale_byte(token(row), block));
-            });
-        }
-        // `check` compared the formats.
+        // `check` compared the formats, and these weights multiply no others.
         (_, a) => return Err(GemmError::AlreadyQuantized { a: AFormat::of(a) }.into()),
     }
     Ok(())
