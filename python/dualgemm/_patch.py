@@ -381,7 +381,11 @@ class Plan:
         if not all(isinstance(layer, torch.nn.Linear) for layer in layers.values()):
             return
         of_head = getattr(module, "head_dim", None)
-        reasons = (self.why_whole(f"{name}.{part}", layer, part, of_head) for part, layer in layers.items())
+        reasons = [self.why_whole(f"{name}.{part}", layer, part, of_head) for part, layer in layers.items()]
+        for parameter, value in module.named_parameters():
+            # A number for each head would have to be parted, too.
+            if parameter.partition(".")[0] not in HEADS and list(value.shape) != [of_head]:
+                reasons.append(f"{parameter} is neither one of {', '.join(HEADS)} nor of one head")
         if why := next(filter(None, reasons), None):
             self.left[name] = f"whole on each of {self.world} ranks: {why}"
         else:

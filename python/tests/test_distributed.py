@@ -183,6 +183,8 @@ def whole_models(group, rank, world, path):
     for directory in sorted(pathlib.Path(path).glob("q.*")):
         load = lambda directory: transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         model = load(directory.with_name(directory.name.replace("q.", "floats.")))
+        if directory.name == "q.llama":
+            model.model.layers[1].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
         report = nn.patch_model(model, directory, group=group)
         logits, texts = [], []
         hf.register()
@@ -227,3 +229,5 @@ def test_a_model_in_parts_writes_what_the_whole_one_writes(tmp_path):
         why = "whole on each of 2 ranks: the heads of k_proj, 1, are no multiple of that"
         left = {f"model.layers.{i}.self_attn": why for i in (0, 1)}
         assert said["keys"]["left"] == left | {"lm_head": "not in 4 bits in the checkpoint"}
+        why = "whole on each of 2 ranks: sinks is neither one of q_proj, k_proj, v_proj, o_proj nor of one head"
+        assert said["llama"]["left"]["model.layers.1.self_attn"] == why and len(said["llama"]["left"]) == 2
