@@ -29,8 +29,8 @@ from .nn import Packed, patch_model
 #: How transformers knows directories by what their ``quantization_config`` says in ``quant_method``.
 METHODS = ("modelopt", "compressed-tensors")
 
-_quantize_a = None
-
+#: What :func:`register` was told of the modules.
+_how = {}
 
 #: What transformers loads as it is.
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -107,6 +107,8 @@ class Quantizer(HfQuantizer):
         if isinstance(device_map, dict):
             cuda = lambda device: torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
             self.devices = {name: cuda(device) for name, device in device_map.items()}
+            # Spelled alike: accelerate puts hooks everywhere if there are two words for one device.
+            device_map = {name: str(device) for name, device in self.devices.items()}
         return device_map
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
@@ -119,7 +121,7 @@ class Quantizer(HfQuantizer):
                 f"{root}: transformers reads {', '.join(sorted(theirs))}, and the tensors in 4 bits would come from "
                 f"{', '.join(sorted(ours))}; files of one model alone are needed"
             )
-        report = patch_model(model, self.checkpoint, quantize_a=_quantize_a, devices=self.devices)
+        report = patch_model(model, self.checkpoint, devices=self.devices, **_how)
         model.dualgemm_report = report
         floats = [f"{name} ({why})" for name, why in report.left.items() if " on cuda" in f" {why}"]
         if floats:
@@ -189,9 +191,10 @@ class Quantizer(HfQuantizer):
 
     def _state(self, model):
         set_loading(model, True)
-        state = model.state_dict()
-        set_loading(model, False)
-        return state
+        try:
+            return model.state_dict()
+        finally:
+            set_loading(model, False)
 
     def get_state_dict_and_metadata(self, model):
         from safetensors.torch import load_file
@@ -243,11 +246,10 @@ class _Choice:
         return (self.ours if isinstance(config, Config) else self.theirs)(config, **kwargs)
 
 
-def register(*, quantize_a=None):
-    """Makes ``from_pretrained`` take NVFP4 directories; other formats stay with whom they were. ``quantize_a`` is that of the
-    modules, as for :func:`dualgemm.nn.patch_model`. A second call changes ``quantize_a`` alone."""
-    global _quantize_a
-    _quantize_a = quantize_a
+def register(*, quantize_a=None, group=None):
+    """Makes ``from_pretrained`` take NVFP4 directories; other formats stay with whom they were. ``quantize_a`` and ``group`` are
+    those of :func:`dualgemm.nn.patch_model`. A second call changes them alone."""
+    _how.update(quantize_a=quantize_a, group=group)
     for mapping, ours in (
         (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, Config),
         (auto.AUTO_QUANTIZER_MAPPING, Quantizer),

@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 
 use crate::convert::decode;
 use crate::error;
-use crate::facts::{Facts, linear_of};
+use crate::facts::{Facts, linear_input_scale};
 use crate::mlp::MlpFacts;
 use crate::options::{self, LayerOptions};
 use crate::packed::of_keywords;
@@ -53,7 +53,8 @@ fn check_mlp(layer: &Layer<'_>) -> anyhow::Result<Found> {
     }
     let (facts, has_bias) = first.expect("a matrix has rows");
     let gate_up = Facts { n: layer.n(), input_scale: options::input_scale_of(layer), ..facts };
-    let (down, input_scale) = linear_of(layer.down()?);
+    let source = layer.down()?;
+    let (down, input_scale) = (source.read()?, linear_input_scale(&source));
     down.check()?;
     let facts = MlpFacts { gate_up, down: Facts::of(&[&down.weight], input_scale), activation };
     Ok((facts, [has_bias, down.bias.is_some()]))
@@ -121,10 +122,11 @@ impl Checkpoint {
         quantize_a: &Bound<'_, PyAny>,
     ) -> PyResult<(usize, usize, bool)> {
         let (facts, has_bias) = self.ask(py, |files| {
-            let (linear, input_scale) = linear_of(files.linear(module)?);
+            let source = files.linear_source(module)?;
+            let linear = source.read()?;
             linear.check()?;
             files.files().release_pages();
-            Ok((Facts::of(&[&linear.weight], input_scale), linear.bias.is_some()))
+            Ok((Facts::of(&[&linear.weight], linear_input_scale(&source)), linear.bias.is_some()))
         })?;
         facts.quantize("quantize_a", quantize_a)?;
         Ok((facts.n, facts.k, has_bias))
@@ -170,7 +172,7 @@ impl Checkpoint {
         let found = self.ask(py, |files| {
             let experts = if kind == "experts" {
                 files.check_whole(layer, MlpKind::Experts)?;
-                files.experts(layer)?.ids().iter().copied().map(Some).collect()
+                files.experts(layer)?.into_iter().map(Some).collect()
             } else {
                 options.layer_of(files, None)?.check_whole()?;
                 vec![None]

@@ -155,7 +155,7 @@ impl Experts {
             let layer = options.layer_of(checkpoint, Some(first))?.number;
             checkpoint.check_whole(layer, MlpKind::Experts)?;
             let router = router.unwrap_or_else(|| checkpoint.router_weights());
-            let held = checkpoint.experts(layer)?.ids().last().map_or(0, |last| last + 1);
+            let held = checkpoint.experts(layer)?.last().map_or(0, |last| last + 1);
             let wanted = experts.unwrap_or_else(|| (0..count.unwrap_or(held)).collect());
             let count = count.unwrap_or(held).max(wanted.iter().max().map_or(0, |most| most + 1));
             let here: BTreeSet<usize> = wanted.into_iter().collect();

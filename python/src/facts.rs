@@ -1,8 +1,8 @@
 //! What is known of packed weights beside their bytes, and what callers say of activations.
 
-use dualgemm::checkpoint;
+use dualgemm::checkpoint::LinearSource;
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix};
-use dualgemm::gemm::{Linear, QuantizeA};
+use dualgemm::gemm::QuantizeA;
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
@@ -65,11 +65,10 @@ impl Facts {
     }
 }
 
-/// A linear layer of a checkpoint as the operand of a product, and the scale of what goes into it if there is a usable one:
-/// weights can be used without, and `static` says so then.
-pub fn linear_of(linear: checkpoint::Linear<'_>) -> (Linear<'_>, Option<f32>) {
-    let input_scale = linear.input_scale().ok().flatten().map(GlobalScale::value);
-    (Linear { weight: linear.weight, bias: linear.bias.map(Into::into) }, input_scale)
+/// The scale of what goes into a linear layer of a checkpoint if there is a usable one: weights can be used without, and
+/// `static` says so then.
+pub fn linear_input_scale(linear: &LinearSource<'_>) -> Option<f32> {
+    linear.input_scale().ok().flatten().map(GlobalScale::value)
 }
 
 /// An input scale as a caller gives it.

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use common::*;
 use dualgemm_checkpoint::validate::Finding;
 use dualgemm_checkpoint::write::Output;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error};
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, Which};
 use serde_json::Value;
 
 fn parse<T: FromStr>(word: &str) -> T {
@@ -172,10 +172,12 @@ fn check(f: &Fixture, line: &str) {
             Weight::with_block(seed as u64, rows, k, block).assert_is(&m);
         }
         "open" => refused(said(open()), rest),
-        "down-input" => refused(said(open().unwrap().down(0).unwrap().input_scale()), rest),
+        "down-input" => {
+            refused(said(open().unwrap().down_source(0, Which::Dense).unwrap().input_scale()), rest)
+        }
         "gate-up" => refused(said(open().and_then(|c| c.gate_up(0).map(drop))), rest),
         "down" => refused(said(open().unwrap().down(0)), rest),
-        "input" => refused(said(open().unwrap().gate_up(0).unwrap().input_scales()), rest),
+        "input" => refused(said(input_scales(&open().unwrap())), rest),
         "linear" => {
             let (name, pattern) = rest.split_once(' ').unwrap();
             refused(linear(&open().unwrap(), name), pattern);

@@ -7,7 +7,9 @@ use std::path::Path;
 use common::{Fixture, Weight, assert_has, assert_starts, defaults, message, modelopt_config};
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
 use dualgemm_checkpoint::write::config_to_gguf;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Family, JsonFile, MlpKind, OpenOptions, Stated, TensorOut};
+use dualgemm_checkpoint::{
+    Checkpoint, Dtype, Family, JsonFile, MlpKind, OpenOptions, Stated, TensorOut, Which,
+};
 use dualgemm_gemm::Activation;
 use serde_json::{Value, json};
 
@@ -204,7 +206,7 @@ fn assert_fused(model_type: &str, mlp: &str, projection: &str, up_first: bool) {
     let mut f = Fixture::with(config);
     f.modelopt(&format!("model.layers.0.{mlp}.{projection}"), &both, 1e-3, Some(1.0));
     let c = f.open(&defaults()).unwrap();
-    let source = if mlp == "mlp" { c.gate_up_source(0) } else { c.shared_gate_up_source(0) };
+    let source = c.gate_up_source(0, if mlp == "mlp" { Which::Dense } else { Which::Shared });
     let read = source.and_then(|source| source.read()).unwrap_or_else(|e| panic!("{model_type}: {e}"));
     gate.assert_is(&read.gate);
     up.assert_is(&read.up);
@@ -229,7 +231,7 @@ fn fused_modules_are_read_in_the_order_of_their_family() {
         f.tensor(&format!("model.layers.0.block_sparse_moe.input_linear.{ending}")).shape = shape;
     }
     let c = f.open(&defaults()).unwrap();
-    let read = c.experts(0).unwrap().gate_up(1).unwrap();
+    let read = common::expert(&c, 0, 1).unwrap();
     gate.assert_is(&read.gate);
     up.assert_is(&read.up);
     // Where no family says so, the order is asked for.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use dualgemm_checkpoint::{Checkpoint, Dtype, MlpKind};
+use dualgemm_checkpoint::{Checkpoint, Dtype, MlpKind, Which};
 use dualgemm_formats::BlockFormat;
 use serde_json::{Value, json};
 
@@ -26,8 +26,8 @@ fn shared_experts_are_known_by_every_name() {
             f.modelopt(module, w, 1e-3, None);
         });
         let c = f.open(&defaults()).unwrap();
-        Weight::new(1, 64, 64).assert_is(&c.shared_gate_up_source(1).unwrap().read().unwrap().gate);
-        Weight::new(3, 64, 64).assert_is(&c.shared_down_source(1).unwrap().read().unwrap().weight);
+        Weight::new(1, 64, 64).assert_is(&c.gate_up_source(1, Which::Shared).unwrap().read().unwrap().gate);
+        Weight::new(3, 64, 64).assert_is(&c.down_source(1, Which::Shared).unwrap().read().unwrap().weight);
     }
 }
 
@@ -43,7 +43,7 @@ fn experts_in_one_tensor_for_gate_and_one_for_up_are_read() {
         f.f32(&format!("{module}.weight_scale_2"), &[2], &[0.25, 0.5]);
     }
     let c = f.open(&defaults()).unwrap();
-    let both = c.experts(3).unwrap().gate_up(1).unwrap();
+    let both = expert(&c, 3, 1).unwrap();
     Weight::new(2, 64, 64).assert_is(&both.gate);
     Weight::new(4, 64, 64).assert_is(&both.up);
     assert_eq!(both.up.global_scale().value(), 0.5);
@@ -82,7 +82,7 @@ fn mistral_keeps_its_configuration_in_params_json_and_its_tensors_in_consolidate
         std::fs::rename(dir.path().join("model.safetensors"), &own).unwrap();
         for path in [dir.path(), &own] {
             let c = Checkpoint::open(path, &defaults()).unwrap();
-            let both = c.experts(0).unwrap().gate_up(0).unwrap();
+            let both = expert(&c, 0, 0).unwrap();
             Weight::new(1, 64, 64).assert_is(&both.gate);
             Weight::new(2, 64, 64).assert_is(&both.up);
         }
@@ -113,11 +113,14 @@ fn deepseek_keeps_experts_in_mxfp4_beside_fp8() {
         f.config = Some(config);
         let c = f.open(&defaults()).unwrap();
         assert_eq!(c.convention().name, "deepseek");
-        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        let both = expert(&c, 0, 0).unwrap();
         assert_eq!((both.gate.format(), both.gate.k()), (BlockFormat::Mxfp4, 64));
         Weight::with_block(1, 64, 64, 32).assert_is(&both.gate);
         Weight::with_block(2, 64, 64, 32).assert_is(&both.up);
-        assert_has(&c.shared_gate_up_source(0).unwrap_err().to_string(), "is not quantized: fp8 in blocks");
+        assert_has(
+            &c.gate_up_source(0, Which::Shared).unwrap_err().to_string(),
+            "is not quantized: fp8 in blocks",
+        );
         assert!(c.validate().is_empty(), "{:?}", c.validate());
     }
     f.config.as_mut().unwrap()["quantization_config"]["expert_dtype"] = json!("fp8");
@@ -153,7 +156,7 @@ fn mlx_packs_eight_codes_in_a_word() {
             Weight::with_block(2, 64, 64, block).assert_is(&both.up);
             assert_eq!(both.gate.global_scale().value(), 1.0);
             assert_eq!(c.mlps()[1].kind, MlpKind::Experts);
-            experts[1].assert_is(&c.experts(1).unwrap().gate_up(1).unwrap().up);
+            experts[1].assert_is(&expert(&c, 1, 1).unwrap().up);
             assert!(c.validate().is_empty(), "{:?}", c.validate());
         }
         f.config = Some(json!({ "quantization": { "group_size": 64, "bits": 4, "mode": mode } }));

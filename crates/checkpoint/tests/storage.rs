@@ -83,7 +83,7 @@ fn comfyui_scales_and_nibbles_are_read_in_their_own_order() {
         assert_eq!(mlp.gate.scale_layout(), ScaleLayout::Sf128x4);
         Weight::new(11, 100, 64).assert_is(&mlp.gate);
         Weight::new(12, 100, 64).assert_is(&mlp.up);
-        assert!(mlp.input_scales().unwrap().is_some());
+        assert!(input_scales(&c).unwrap().is_some());
         let options = OpenOptions { nibble_order: Some(NibbleOrder::LoHi), ..defaults() };
         let swapped = Weight::new(11, 100, 64).codes[0].rotate_left(4);
         assert_eq!(f.open(&options).unwrap().gate_up(0).unwrap().gate.row_codes(0)[0], swapped);

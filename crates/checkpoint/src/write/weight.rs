@@ -7,7 +7,7 @@ use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, g
 
 use super::activations::dense_codes;
 use crate::gguf::mxfp4;
-use crate::{Error, MatrixSource};
+use crate::{Error, LinearSource};
 
 /// Bytes of codes that are read at a time.
 const RUN_BYTES: usize = 1 << 20;
@@ -20,7 +20,7 @@ pub enum WeightOut<'a> {
     /// In memory.
     Matrix(QuantizedMatrix<'a>),
     /// In a checkpoint, from which it is read as it is written.
-    Stored(MatrixSource<'a>),
+    Stored(Box<LinearSource<'a>>),
 }
 
 impl<'a> From<QuantizedMatrix<'a>> for WeightOut<'a> {
@@ -63,7 +63,7 @@ impl<'a> WeightOut<'a> {
     pub fn tensor_scale(&self) -> GlobalScale {
         match self {
             Self::Matrix(m) => m.global_scale(),
-            Self::Stored(source) => source.tensor_scale(),
+            Self::Stored(source) => source.tensor_scale,
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> WeightOut<'a> {
     pub fn read(&self) -> Result<Cow<'_, QuantizedMatrix<'a>>, Error> {
         Ok(match self {
             Self::Matrix(m) => Cow::Borrowed(m),
-            Self::Stored(source) => Cow::Owned(source.read(0..source.rows())?),
+            Self::Stored(source) => Cow::Owned(source.weight(0..source.rows())?),
         })
     }
 
@@ -88,7 +88,7 @@ impl<'a> WeightOut<'a> {
             Self::Stored(source) => {
                 let run = (RUN_BYTES / (source.k() / 2)).max(1).next_multiple_of(RUN_ROWS);
                 (0..source.rows()).step_by(run).try_for_each(|first| {
-                    each(first, &source.read(first..source.rows().min(first + run))?)?;
+                    each(first, &source.weight(first..source.rows().min(first + run))?)?;
                     source.release();
                     Ok(())
                 })

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dualgemm_checkpoint::safetensors::serialize;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorData, TensorOut};
-use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorData, TensorOut, Which};
+use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::{GateUp, Linear};
 use serde_json::{Value, json};
 
 /// The real checkpoints.
@@ -278,7 +279,22 @@ pub fn assert_mlp(c: &Checkpoint, scales: [f32; 2], input: Option<f32>) {
     gate().assert_is(&mlp.gate);
     up().assert_is(&mlp.up);
     assert_eq!([mlp.gate.global_scale().value(), mlp.up.global_scale().value()], scales);
-    assert_eq!(mlp.input_scales().unwrap().map(|(g, _)| g.value()), input);
+    assert_eq!(input_scales(c).unwrap().map(|(g, _)| g.value()), input);
+}
+
+/// Gate and up of an expert.
+pub fn expert(c: &Checkpoint, layer: usize, expert: usize) -> Result<GateUp<'_>, Error> {
+    c.gate_up_source(layer, Which::Expert(expert))?.read()
+}
+
+/// The down projection of an expert.
+pub fn expert_down(c: &Checkpoint, layer: usize, expert: usize) -> Result<Linear<'_>, Error> {
+    c.down_source(layer, Which::Expert(expert))?.read()
+}
+
+/// Tensor scales of what goes into gate and up of layer 0.
+pub fn input_scales(c: &Checkpoint) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
+    c.gate_up_source(0, Which::Dense)?.input_scales()
 }
 
 /// What is said where a checkpoint is opened, or gate and up of layer 0 are taken from it.

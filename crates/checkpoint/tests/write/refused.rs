@@ -216,7 +216,7 @@ fn what_lies_in_an_mlp_is_not_left_out_of_it() {
     let report = write(&path, Output::Gguf, &with(&format!("{UP}.bias"), &bias)).unwrap();
     assert_eq!(report.skipped, [""; 0]);
     let read = Checkpoint::open(&path, &defaults()).unwrap();
-    assert_eq!(read.linear("blk.0.ffn_up").unwrap().bias, Some(bias));
+    assert_eq!(read.linear_source("blk.0.ffn_up").unwrap().bias, Some(bias));
     std::fs::remove_file(&path).unwrap();
     for name in ["model.layers.0.mlp.ffn_sub_norm.weight", "model.layers.0.mlp.scale"] {
         let e = refusal(write(&path, Output::Gguf, &with(name, &[1.0])));

@@ -18,7 +18,7 @@ mod on_device;
 use std::path::{Path, PathBuf};
 
 use dualgemm::check::{RowSample, reference_rows};
-use dualgemm::checkpoint::{Activations, Checkpoint, OpenOptions, TensorFiles};
+use dualgemm::checkpoint::{Checkpoint, OpenOptions, TensorFiles, Which, activations};
 use dualgemm::formats::{BlockFormat, FloatMatrix, Matrix, Producer, QuantizedMatrix, Search, quantize};
 use dualgemm::gemm::compare::Element;
 use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut};
@@ -80,9 +80,9 @@ fn the_crate_includes_nothing_from_outside_its_folder() {
 #[test]
 fn the_readme_example_is_right() {
     let checkpoint = Checkpoint::open(&testdata("modelopt-nvfp4"), &OpenOptions::default()).unwrap();
-    let weights = dualgemm::weights(checkpoint.gate_up(0).unwrap());
+    let weights = checkpoint.gate_up(0).unwrap();
     let files = TensorFiles::open(&testdata("hidden-states-f32.safetensors")).unwrap();
-    let a = dualgemm::operand(Activations::read(&files, None).unwrap());
+    let a = activations::read(&files, None).unwrap();
 
     let desc = DualGemmDesc::new(a.rows(), weights.n(), weights.k(), AFormat::of(&a), weights.gate.format());
     let plan = DualGemm::plan(&desc, &Target::default()).unwrap();

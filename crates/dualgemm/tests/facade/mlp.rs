@@ -270,12 +270,9 @@ fn what_does_not_fit_is_refused_by_name_and_c_stays() {
 fn the_mlp_of_a_real_layer_is_within_the_bounds_of_f64() {
     let checkpoint = Checkpoint::open(&testdata("modelopt-nvfp4"), &OpenOptions::default()).unwrap();
     let layer = checkpoint.layers()[0];
-    let (gate_up, down) = (checkpoint.gate_up(layer).unwrap(), checkpoint.down(layer).unwrap());
+    let down = checkpoint.down_source(layer, Which::Dense).unwrap();
     let scale = down.input_scale().unwrap().map(|scale| scale.value());
-    let mlp = GatedMlp {
-        gate_up: dualgemm::weights(gate_up),
-        down: Linear { weight: down.weight, bias: down.bias.map(Into::into) },
-    };
+    let mlp = GatedMlp { gate_up: checkpoint.gate_up(layer).unwrap(), down: down.read().unwrap() };
     let (n, k, h) = (mlp.gate_up.n(), mlp.gate_up.k(), mlp.down.n());
     for between in [OutFormat::Bf16, nvfp4(scale.map_or(OutScale::Dynamic, OutScale::Static))] {
         let desc = desc(3, [n, k, h], AFormat::Bf16, between, OutFormat::F32);
