@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use dualgemm_bench::Timing;
 use dualgemm_device::{Device as _, Stream};
 use dualgemm_formats::{BlockFormat, ScaleLayout};
-use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut, QuantizeA};
+use dualgemm_gemm::{AOperand, DualGemmDesc, OutFormat, OutputMut, QuantizeA};
 use dualgemm_plan::{
     Buffer, DeviceCall, DeviceExperts, DeviceWeights, Gpu, GpuPlan, GroupedCall, Launches, Operands,
     Prepared, measure,
@@ -157,10 +157,6 @@ impl Packed {
     }
 }
 
-fn wrong(tensor: &str, found: String, expected: String) -> Result<(), Error> {
-    Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
-}
-
 /// A plan for a GPU with its kernels and its memory.
 #[derive(Debug)]
 pub struct GpuRunner {
@@ -183,10 +179,14 @@ impl GpuRunner {
         Ok(Self { gpu, desc, a_scale_layout, prepared, launches, grouped, operands: None, rows: None })
     }
 
-    pub(crate) fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
+    pub(crate) fn warm_experts(&self, experts: &PackedExperts, choices: bool) -> Result<(), Error> {
         let experts = experts.on_gpu()?;
         self.check_weights(&Packed::of_experts(experts))?;
-        Ok(self.prepared.warm_grouped(experts)?)
+        Ok(self.prepared.warm_grouped(experts, choices)?)
+    }
+
+    pub(crate) fn takes_choices(&self) -> bool {
+        self.prepared.takes_choices()
     }
 
     pub(crate) fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
@@ -201,15 +201,15 @@ impl GpuRunner {
         // An address says nothing on another GPU, where a kernel that followed it would break the context.
         if !std::ptr::eq(weights.gpu, own) {
             let name = |gpu: &Gpu| gpu.info().name.clone();
-            return wrong(
+            return Err(Error::operand(
                 "the weights",
                 format!("in the memory of another GPU ({})", name(weights.gpu)),
                 format!("those packed for the plan's ({})", name(own)),
-            );
+            ));
         }
         if weights.shape != (desc.b, desc.n, desc.k) {
             let text = |(format, n, k): (BlockFormat, usize, usize)| format!("{format} [{n}, {k}]");
-            return wrong("the weights", text(weights.shape), text((desc.b, desc.n, desc.k)));
+            return Err(Error::operand("the weights", text(weights.shape), text((desc.b, desc.n, desc.k))));
         }
         Ok(())
     }
@@ -219,7 +219,7 @@ impl GpuRunner {
         self.check_weights(weights)?;
         let desc = &self.desc;
         if m == 0 || m > desc.m {
-            return wrong("A", format!("[{m}, {}]", desc.k), format!("1 to {} rows", desc.m));
+            return Err(Error::operand("A", format!("[{m}, {}]", desc.k), format!("1 to {} rows", desc.m)));
         }
         Ok(())
     }
@@ -281,8 +281,12 @@ impl GpuRunner {
                 None => Buffer::new(self.gpu, bytes.len()).map_err(dualgemm_plan::Error::from)?,
             };
             rows.write(&bytes).map_err(dualgemm_plan::Error::from)?;
-            let call =
-                GroupedCall { call: operands.call(a.rows(), a_scale), rows: rows.ptr(), settled: false };
+            let call = GroupedCall {
+                call: operands.call(a.rows(), a_scale),
+                rows: rows.ptr(),
+                settled: false,
+                choices: None,
+            };
             self.rows = Some(rows);
             self.check(a.rows(), &Packed::of_experts(&experts))?;
             // SAFETY: the call is on this runner's operands, which are the plan's.
@@ -362,11 +366,11 @@ fn check_order(m: usize, groups: &[Rows<'_>]) -> Result<(), Error> {
     for rows in groups {
         let last = rows.first.saturating_add(rows.count);
         if rows.first < end || last > m {
-            return Err(Error::Gemm(GemmError::Operand {
-                tensor: "a group".into(),
-                found: format!("rows {} to {last}", rows.first),
-                expected: format!("rows from {end} to {m}, in order"),
-            }));
+            return Err(Error::operand(
+                "a group",
+                format!("rows {} to {last}", rows.first),
+                format!("rows from {end} to {m}, in order"),
+            ));
         }
         end = last;
     }

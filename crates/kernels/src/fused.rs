@@ -14,7 +14,7 @@ use crate::error::{one_of, refused};
 use crate::generic::{load, target_for};
 use crate::limits::{Rules, block_rule, check_address};
 use crate::parts::format::Format;
-use crate::parts::groups::GroupArgs;
+use crate::parts::groups::{GroupArgs, MOST_CHOICES};
 use crate::parts::operand::Operand;
 use crate::parts::rows::Output;
 use crate::parts::variant::Variant;
@@ -134,6 +134,10 @@ pub struct FusedArgs {
     pub weights: Weights,
     /// The groups of a grouped problem: experts, or entries of a batch.
     pub groups: Option<GroupArgs>,
+    /// Where rows are tokens' choices of groups, a few, in the order of the tokens: how many a row of A serves. M counts choices, and
+    /// [`Groups::rows`](crate::parts::groups::Groups::rows) are the groups chosen, one u32 each; of groups that there are not, C has no
+    /// row.
+    pub choices: Option<usize>,
     /// Whether the launch just before triggers the start of this one only after it has waited for what wrote the groups' rows,
     /// so that this one may read them at once.
     pub settled: bool,
@@ -150,7 +154,8 @@ impl FusedArgs {
     /// One problem.
     pub fn new(size: (usize, usize, usize), a: Operand, weights: Weights, output: Output) -> Self {
         let null = DevicePtr::NULL;
-        Self { size, a, weights, groups: None, settled: false, output, gate_sums: null, workspace: null }
+        let (groups, choices, gate_sums, workspace) = (None, None, null, null);
+        Self { size, a, weights, groups, choices, settled: false, output, gate_sums, workspace }
     }
 
     /// How many groups, if rows come in groups.
@@ -254,7 +259,18 @@ impl<'d> Fused<'d> {
         if args.groups.is_some() != self.variant.grouped {
             return refused("the groups", "groups or none", "what the kernel was made for");
         }
-        args.a.check("A", a, (m, k), self.variant.codes.is_some())?;
+        match args.choices {
+            Some(per_row) if per_row == 0 || !m.is_multiple_of(per_row) || m > MOST_CHOICES => {
+                let found = format!("{m}, {per_row} for a row of A");
+                return refused("choices", found, format!("a multiple of that, at most {MOST_CHOICES}"));
+            }
+            _ if args.choices.is_some() != self.variant.choices => {
+                return refused("choices", "choices or none", "what the kernel was made for");
+            }
+            _ => {}
+        }
+        let rows = m / args.choices.unwrap_or(1);
+        args.a.check("A", a, (rows, k), self.variant.codes.is_some())?;
         match (weights, &args.weights) {
             (None, &Weights::Pack(pack)) => check_address("the weight pack", pack, 16),
             (Some(format), Weights::Rows(halves)) => {

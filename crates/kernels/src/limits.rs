@@ -98,9 +98,13 @@ impl Rules {
         Err(Error::Combination { kernel: self.0, rule })
     }
 
-    /// Refuses what Hopper's kernel for many tokens alone does, and codes of A, which that for few tokens alone expands.
+    /// Refuses what Hopper's kernel for many tokens alone does, and what that for few tokens alone does: expand codes of A, find the
+    /// groups of choices.
     pub(crate) fn common(self, variant: &Variant) -> Result<(), Error> {
-        let Variant { products, scheduler, round_gate_up_to_bf16, codes, .. } = variant;
+        let Variant { products, scheduler, round_gate_up_to_bf16, codes, choices, .. } = variant;
+        if *choices {
+            return self.refuse("it does not find the groups of choices itself");
+        }
         match (products.apart(), scheduler, round_gate_up_to_bf16, codes) {
             (true, ..) => self.refuse("gate and up are products of one launch"),
             (_, Scheduler::Persistent | Scheduler::StreamK, ..) => {

@@ -131,6 +131,8 @@ fn variants() -> Vec<(Vec<Config>, Target, Vec<Variant>)> {
         Variant { out: nvfp4(ScaleLayout::Sf128x4), ..both() },
         of_experts(),
         linear(of_experts()),
+        Variant { choices: true, ..of_experts() },
+        linear(Variant { choices: true, out: Out::F32, ..of_experts() }),
         linear(codes(ScaleLayout::Linear)),
         Variant { out: Out::Bf16, whole_blocks: false, ..codes(ScaleLayout::Sf128x4) },
     ];

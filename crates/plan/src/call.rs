@@ -85,14 +85,18 @@ pub struct GroupedCall {
     /// Promises that work of this library with the same `rows`, given to the stream after what wrote them, comes before this:
     /// a mixture's down projection, after its gate and up. Kernels may then read `rows` while the work just before goes on.
     pub settled: bool,
+    /// Where rows are not sorted, of how many a row of A serves: `rows` are then the experts that tokens chose, one i32 for each row
+    /// of C; those that there are not have no row. For plans that [take](crate::Prepared::takes_choices) them.
+    pub choices: Option<usize>,
 }
 
 impl GroupedCall {
     /// What tells calls apart whose launches differ, one weights' calls among each other.
     pub(crate) fn key(&self) -> [u64; 9] {
         let [a, b, c, d, e, f, g, h, _] = self.call.key();
-        // Rows are at a multiple of 4.
-        [a, b, c, d, e, f, g, h, self.rows.0 | u64::from(self.settled)]
+        // Rows are at a multiple of 4, and addresses have 57 bits; there are few choices.
+        let per_row = (self.choices.unwrap_or(0) as u64) << 58;
+        [a, b, c, d, e, f, g, h, self.rows.0 | u64::from(self.settled) | per_row]
     }
 }
 

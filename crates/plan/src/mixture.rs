@@ -3,7 +3,7 @@
 use dualgemm_device::{DevicePtr, Stream};
 use dualgemm_formats::FloatType;
 pub use dualgemm_kernels::generic::mixture::Sizes;
-use dualgemm_kernels::generic::mixture::{Lists, Mixture};
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf};
 
 use crate::launches::Launches;
 use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu, GroupedCall};
@@ -31,7 +31,8 @@ pub struct AroundExperts {
     n: usize,
     /// First rows, rows and choices, behind each other.
     lists: Buffer,
-    gathered: Buffer,
+    /// Rows of A by expert; none where the products find them by the choices.
+    gathered: Option<Buffer>,
     results: Buffer,
     before: Launches,
     /// Of calls that write C, and of those that add to it.
@@ -39,12 +40,20 @@ pub struct AroundExperts {
 }
 
 impl AroundExperts {
-    /// For up to `sizes.tokens` tokens of `k` elements of 16 bits, and `n` features of C.
+    /// For up to `sizes.tokens` tokens of `k` elements of 16 bits, and `n` features of C; `unsorted` if both products
+    /// [take](crate::strategy::Prepared::takes_choices) choices as they are.
     ///
     /// # Errors
     /// If a size is beyond the kernels, or memory is lacking.
-    pub fn new(gpu: &'static Gpu, sizes: Sizes, [k, n]: [usize; 2], out: FloatType) -> Result<Self, Error> {
+    pub fn new(
+        gpu: &'static Gpu,
+        sizes: Sizes,
+        [k, n]: [usize; 2],
+        out: FloatType,
+        unsorted: bool,
+    ) -> Result<Self, Error> {
         let choices = sizes.choices()? as usize;
+        let gathered = || Buffer::new(gpu, (choices * k * 2).next_multiple_of(16));
         Ok(Self {
             gpu,
             kernels: Mixture::new(gpu, out)?,
@@ -52,7 +61,7 @@ impl AroundExperts {
             k,
             n,
             lists: Buffer::new(gpu, 4 * (sizes.experts + 1 + 2 * choices))?,
-            gathered: Buffer::new(gpu, (choices * k * 2).next_multiple_of(16))?,
+            gathered: (!unsorted).then(gathered).transpose()?,
             results: Buffer::new(gpu, choices * n * 4)?,
             before: Launches::default(),
             after: Default::default(),
@@ -75,20 +84,34 @@ impl AroundExperts {
         Ok(Sizes { tokens, ..self.sizes })
     }
 
-    /// The call of the first product on rows by expert, whose C is `c`.
+    /// The call of the first product, on rows by expert or on choices, whose C is `c`.
     pub fn gate_up(&self, call: &MixtureCall, c: DeviceC) -> GroupedCall {
-        let a = DeviceA::Float { values: self.gathered.ptr(), pitch: 2 * self.k };
         let m = call.call.m * self.sizes.top_k;
-        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows, settled: false }
+        let (a, rows, choices) = match &self.gathered {
+            None => (call.call.a, call.ids, Some(self.sizes.top_k)),
+            Some(gathered) => {
+                (DeviceA::Float { values: gathered.ptr(), pitch: 2 * self.k }, self.lists().rows, None)
+            }
+        };
+        GroupedCall { call: DeviceCall { m, a, c }, rows, settled: false, choices }
     }
 
     /// The call of the second product, on what the first left.
     pub fn down(&self, call: &MixtureCall, a: DeviceA) -> GroupedCall {
         let (m, c) = (call.call.m * self.sizes.top_k, DeviceC::Float(self.results.ptr()));
-        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows, settled: true }
+        let (rows, choices) = match self.gathered {
+            Some(_) => (self.lists().rows, None),
+            None => (call.ids, Some(1)),
+        };
+        GroupedCall { call: DeviceCall { m, a, c }, rows, settled: true, choices }
     }
 
-    /// Launches what comes before the products.
+    /// Whether the products take choices as they are.
+    pub fn unsorted(&self) -> bool {
+        self.gathered.is_none()
+    }
+
+    /// Launches what comes before the products, if anything does.
     ///
     /// # Safety
     /// A and the lists of experts are live memory of this GPU, as large as the call makes them, until the call has ended.
@@ -96,6 +119,7 @@ impl AroundExperts {
     /// # Errors
     /// If an operand is misaligned or of another format; what the device says of a launch.
     pub unsafe fn before(&self, call: &MixtureCall, stream: Stream) -> Result<(), Error> {
+        let Some(gathered) = &self.gathered else { return self.sizes(call).map(drop) };
         let specs = || {
             let DeviceA::Float { values, pitch } = call.call.a else {
                 let found = call.call.a.kind().into();
@@ -103,7 +127,7 @@ impl AroundExperts {
             };
             let (sizes, lists) = (self.sizes(call)?, self.lists());
             let a = (values, pitch, self.k);
-            Ok(self.kernels.by_expert(&sizes, call.ids, a, &lists, self.gathered.ptr())?)
+            Ok(self.kernels.by_expert(&sizes, call.ids, a, &lists, gathered.ptr())?)
         };
         // SAFETY: lists and rows have room for all choices; the caller vouches for the rest.
         unsafe { self.before.run(self.gpu, (call.ids.0, call.call.key()), stream, specs) }
@@ -122,11 +146,17 @@ impl AroundExperts {
                 return Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: "floats".into() });
             };
             let results = (self.results.ptr(), self.n);
-            let (sizes, lists) = (self.sizes(call)?, (&self.lists(), call.weights));
-            Ok(vec![self.kernels.combine(&sizes, results, lists, (c, call.add))?])
+            let rows = match self.gathered {
+                Some(_) => RowOf::Listed(self.lists().row_of),
+                None => RowOf::Itself(call.ids),
+            };
+            let sizes = self.sizes(call)?;
+            Ok(vec![self.kernels.combine(&sizes, results, (rows, call.weights), (c, call.add))?])
         };
         let after = &self.after[usize::from(call.add)];
+        let mut key = call.call.key();
+        key[8] = call.ids.0;
         // SAFETY: as in `before`.
-        unsafe { after.run(self.gpu, (call.weights.0, call.call.key()), stream, specs) }
+        unsafe { after.run(self.gpu, (call.weights.0, key), stream, specs) }
     }
 }

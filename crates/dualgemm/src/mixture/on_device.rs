@@ -3,6 +3,8 @@
 //! ```text
 //! ids ─► route ─► gather rows of A ─► gate and up, all experts ─► down, all experts ─► weighted sums in C
 //! ```
+//!
+//! Of few choices, kernels for few tokens find each expert's tokens themselves, and nothing is launched before gate and up.
 
 use dualgemm_bench::Timing;
 use dualgemm_device::Stream;
@@ -15,7 +17,7 @@ use dualgemm_plan::{Buffer, DeviceExperts, Gpu, GpuOptions, Launches, Operands, 
 use half::slice::HalfFloatSliceExt;
 
 use super::{Experts, MixtureDesc, MixturePlan, MixtureRunner, PackedMixture, Place};
-use crate::{Error, GpuId, MlpRunner, PackedExperts, PackedMlp, Plan, Target};
+use crate::{Error, MlpRunner, PackedExperts, PackedMlp, Target};
 
 /// Plans for groups; refuses what the kernels around the products do not do.
 pub(super) fn target(desc: &MixtureDesc, target: &Target) -> Result<Target, Error> {
@@ -66,7 +68,7 @@ impl PackedMixture {
 }
 
 impl MixturePlan {
-    pub(super) fn upload(&self, gpu: &GpuId, experts: Vec<Option<GatedMlp<'_>>>) -> Result<Experts, Error> {
+    pub(super) fn upload(&self, experts: Vec<Option<GatedMlp<'_>>>) -> Result<Experts, Error> {
         self.desc.check_count(experts.len())?;
         let (mut gate_up, mut down): (Vec<GateUp<'_>>, Vec<Linear<'_>>) = (Vec::new(), Vec::new());
         for (number, mlp) in experts.into_iter().enumerate() {
@@ -79,9 +81,7 @@ impl MixturePlan {
             gate_up.push(mlp.gate_up);
             down.push(mlp.down);
         }
-        let (gpu, Plan::Gpu { plan, .. }) = (gpu.open()?, &self.mlp.down) else {
-            return Err(Error::NotOnGpu);
-        };
+        let (gpu, plan) = self.mlp.down.on_gpu()?;
         let down = DeviceExperts::upload_linear(gpu, &down, plan.weight_form()?)?;
         let down = PackedExperts::of(gpu, down)?;
         Ok(Experts::Together(Together { gate_up: self.mlp.gate_up.prepack_experts(&gate_up)?, down }))
@@ -113,14 +113,17 @@ impl OnGpu {
         }
         let out = AFormat::from(desc.mlp.down.out).float_type().unwrap_or(FloatType::F32);
         let sizes = Sizes { tokens: desc.mlp.gate_up.m, top_k: desc.top_k, experts: desc.experts };
-        let around = AroundExperts::new(gpu, sizes, [desc.mlp.gate_up.k, desc.mlp.down.n], out)?;
+        let ends = [desc.mlp.gate_up.k, desc.mlp.down.n];
+        let unsorted = mlp.gate_up.on_gpu()?.takes_choices() && mlp.down.on_gpu()?.takes_choices();
+        let around = AroundExperts::new(gpu, sizes, ends, out, unsorted)?;
         Ok(Self { gpu, desc, mlp, around, shared, operands: None })
     }
 
     fn warm(&self, experts: &PackedMixture) -> Result<(), Error> {
         let routed = experts.together()?;
-        self.mlp.gate_up.warm_experts(&routed.gate_up)?;
-        self.mlp.down.warm_experts(&routed.down)?;
+        let choices = self.around.unsorted();
+        self.mlp.gate_up.on_gpu()?.warm_experts(&routed.gate_up, choices)?;
+        self.mlp.down.on_gpu()?.warm_experts(&routed.down, choices)?;
         self.shared.iter().zip(&experts.shared).try_for_each(|(runner, mlp)| runner.warm(mlp))
     }
 

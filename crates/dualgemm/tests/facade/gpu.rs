@@ -17,7 +17,7 @@ use dualgemm::{
 use half::{bf16, f16};
 
 use crate::on_device::{a_bytes, pair_on, read};
-use crate::{a_of, expert, features, quantized, rel_l2};
+use crate::{a_of, expert, quantized, rel_l2};
 
 const ID: GpuId = GpuId::Sim(SimArch::Sm90a);
 
@@ -196,7 +196,7 @@ fn weights_in_runs_are_the_whole_weights_exact() {
         let plan = plan(&desc(3, n, k, AFormat::F16, OutFormat::F32), Some(strategy));
         let (whole, a) = (expert(n, k, 0), operand(3, k, AFormat::F16));
         let want = plan.run_to_vec(&a, &plan.prepack(&whole).unwrap()).unwrap();
-        let runs = plan.prepack_runs([0..64, 64..160].map(|rows| Ok(features(&whole, rows)))).unwrap();
+        let runs = plan.prepack_runs([0..64, 64..160].map(|rows| Ok(whole.features(rows)?))).unwrap();
         assert_eq!(plan.run_to_vec(&a, &runs).unwrap(), want, "{strategy}");
     }
 }

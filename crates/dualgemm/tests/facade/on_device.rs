@@ -104,7 +104,12 @@ pub(crate) fn on_device_as(
         }
         _ => DeviceC::Float(c.ptr()),
     };
-    let call = GroupedCall { call: DeviceCall { m, a: given, c: to }, rows: rows.ptr(), settled: false };
+    let call = GroupedCall {
+        call: DeviceCall { m, a: given, c: to },
+        rows: rows.ptr(),
+        settled: false,
+        choices: None,
+    };
     let this = OnDevice { call, a, layout, values, scales, rows, c, c_scales };
     this.set(first_rows);
     this

@@ -75,7 +75,7 @@ pub fn cases() -> Vec<Case> {
 
 /// Warps with a ring of their own each, and warps that share blocks of A; A in floats and in codes, once with a
 /// last block that is not whole. Each warp's ring goes round. Then linear layers of two experts, whose first rows a kernel
-/// before writes.
+/// before writes, or the experts that tokens chose.
 fn few_tokens() -> Vec<Case> {
     let config = |tokens| warpwise::config::Config { halves: 3, tokens, k_groups: 2, chunks: 2 };
     let case = |tokens, codes, k| {
@@ -84,12 +84,14 @@ fn few_tokens() -> Vec<Case> {
     };
     let nvfp4 = Some(ScaleLayout::Linear);
     let experts = Variant { grouped: true, products: Products::Linear, ..silu() };
+    let choices = Variant { choices: true, ..experts.clone() };
     vec![
         case(2, None, 64 * 13),
         case(8, None, 64 * 13),
         case(2, nvfp4, 64 * 13 - 16),
         case(8, nvfp4, 64 * 13),
         fused(Config::Warpwise(config(2)), experts, (3, 104, 64 * 7), &[0, 2, 3], None),
+        fused(Config::Warpwise(config(2)), choices, (3, 104, 64 * 7), &[1, 0, 1], None),
     ]
 }
 
@@ -326,6 +328,7 @@ fn fused(config: Config, variant: Variant, shape: Shape, rows: &[u32], ctas: Opt
     let (what, kind) = (problem.variant.name(), if problem.variant.grouped { "_grouped" } else { "" });
     let (card, suffix) = match config {
         Config::Sm90a(_) => (Card::H100, format!(", {what}")),
+        Config::Warpwise(_) if problem.variant.choices => (Card::H100, ", choices".into()),
         Config::Warpwise(_) if problem.variant.grouped => (Card::H100, ", experts".into()),
         Config::Warpwise(_) => (Card::H100, problem.variant.codes.map_or(", f16", |_| ", nvfp4").into()),
         Config::Sm100a(_) => (Card::B200, kind.into()),
@@ -336,7 +339,8 @@ fn fused(config: Config, variant: Variant, shape: Shape, rows: &[u32], ctas: Opt
         let kernel = Fused::new(device, problem.config, &problem.variant)?;
         let (there, mut launches) = problem.operands(&kernel, device)?;
         for settled in [false, matches!(config, Config::Warpwise(_))] {
-            let mut spec = kernel.spec(&FusedArgs { settled, ..there.args })?;
+            let choices = problem.variant.choices.then_some(1);
+            let mut spec = kernel.spec(&FusedArgs { settled, choices, ..there.args })?;
             spec.grid[0] = ctas.unwrap_or(spec.grid[0]);
             launches.push(spec);
         }

@@ -3,7 +3,7 @@
 use dualgemm_device::Device;
 use dualgemm_formats::FloatType;
 use dualgemm_kernels::generic::copy::Copy;
-use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf, Sizes};
 use dualgemm_mutate::Refused;
 use dualgemm_sim::Card;
 
@@ -48,7 +48,7 @@ pub fn mixture() -> Vec<Case> {
         let mut launches = vec![first, second, third, fourth];
         launches.extend(kernels.by_expert(&sizes, ids, (a, 2 * k, k), &lists, gathered)?);
         launches.extend([
-            kernels.combine(&sizes, (results, n), (&lists, weights), (c, false))?,
+            kernels.combine(&sizes, (results, n), (RowOf::Listed(lists.row_of), weights), (c, false))?,
             copy.spec("C", (c, seen), bytes)?,
             copy.spec("A by expert", (gathered, seen.offset(bytes as u64)), rows)?,
         ]);

@@ -7,6 +7,8 @@
 //! combine   results [rows, n], f32   ─► C[t] = Σ_j weight[t, j] · result of (t, j), in the order of j         256 · 8 columns
 //! ```
 //!
+//! The kernel for few tokens finds experts of up to 32 choices by itself: nothing comes before it then, and a choice is a row.
+//!
 //! A choice is `token · top_k + j`. Negative experts, and those from the number of experts on, are skipped: they are computed
 //! elsewhere. Which of an expert's rows a choice becomes depends on timing, unless they are few; what is computed of it does not,
 //! so neither does C.
@@ -19,7 +21,7 @@ use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::SmemLayout;
 
 use super::rowwise::WIDTH;
-use super::{load, module, take_turn, target_for, values};
+use super::{has_dependent_launch, load, module, take_turn, target_for, values};
 use crate::Error;
 use crate::error::refused;
 use crate::limits::fits;
@@ -313,9 +315,16 @@ fn sort(k: &mut Kernel, target: Target) {
 fn combine(k: &mut Kernel, target: Target, ty: FloatType, add: bool) {
     k.required_threads(THREADS);
     let [results, row_of, weights] = ["results", "row_of", "weights"].map(|name| k.pointer(name));
-    let (n, top_k, out) = (k.param::<U32>("n"), k.param::<U32>("top_k"), k.pointer("out"));
-    take_turn(k, target);
-    let (n, top_k) = (k.ld_param(&n), k.ld_param(&top_k));
+    let [n, top_k, unsorted] = ["n", "top_k", "unsorted"].map(|name| k.param::<U32>(name));
+    let out = k.pointer("out");
+    let [n, top_k, unsorted] = [n, top_k, unsorted].map(|p| k.ld_param(&p));
+    let sorted = k.compare(Cmp::Eq, unsorted, 0u32);
+    let waits = has_dependent_launch(target);
+    if waits {
+        k.launch_dependents();
+        k.if_(sorted, "sorted", |k| k.grid_dependency_wait());
+        k.comment("The router's own lists were there when the first product let the second start, which let this one.");
+    }
     let [results, row_of, weights, out] = [results, row_of, weights, out].map(|p| k.ld_pointer(&p));
     let (cta, token, thread) =
         (k.special(Special::CtaidX), k.special(Special::CtaidY), k.special(Special::TidX));
@@ -334,7 +343,17 @@ fn combine(k: &mut Kernel, target: Target, ty: FloatType, add: bool) {
                 value
             })
         });
+        if waits {
+            k.grid_dependency_wait();
+        }
+        let mut choice = 0;
         let found = rows.map(|[row, weight]| {
+            k.comment("Of unsorted choices `row` is the expert, and the row is the choice's own.");
+            let own = k.eval(first + j + choice);
+            choice += 1;
+            let known = k.compare(Cmp::Lt, row, unsorted);
+            let own = k.select::<U32>(known, own, NONE);
+            let row = k.select::<U32>(sorted, row, own);
             let here = k.compare(Cmp::Ne, row, NONE);
             let from = k.offset(results, (row.mul_wide(n) + column.widen()) << 2);
             let halves: [[Reg<F32>; 4]; 2] = [0u32, 16].map(|byte| k.when(here).ld_vector(from.at(byte)));
@@ -368,6 +387,15 @@ pub struct Lists {
     pub row_of: DevicePtr,
     /// `[tokens · top_k]` u32: the choice of each row.
     pub choice_of: DevicePtr,
+}
+
+/// Which row of the results a choice has.
+#[derive(Debug, Clone, Copy)]
+pub enum RowOf {
+    /// That of [`Lists::row_of`].
+    Listed(DevicePtr),
+    /// Its own number, if there is an expert of the number in `[tokens, top_k]` i32.
+    Itself(DevicePtr),
 }
 
 /// How many there are of everything.
@@ -448,15 +476,19 @@ impl Mixture {
         &self,
         sizes: &Sizes,
         (results, n): (DevicePtr, usize),
-        (lists, weights): (&Lists, DevicePtr),
+        (rows, weights): (RowOf, DevicePtr),
         (c, add): (DevicePtr, bool),
     ) -> Result<LaunchSpec, Error> {
         fits("C", "features", n, WIDTH as usize, WIDTH as usize)?;
         fits("C", "address", c.0 as usize, 1, 16)?;
         fits("results of experts", "address", results.0 as usize, 1, 16)?;
         sizes.choices()?;
-        let args = Args::new().ptr(results).ptr(lists.row_of).ptr(weights);
-        let args = args.u32(n as u32).u32(sizes.top_k as u32).ptr(c);
+        let (list, unsorted) = match rows {
+            RowOf::Listed(rows) => (rows, 0),
+            RowOf::Itself(ids) => (ids, sizes.experts as u32),
+        };
+        let args = Args::new().ptr(results).ptr(list).ptr(weights);
+        let args = args.u32(n as u32).u32(sizes.top_k as u32).u32(unsorted).ptr(c);
         let grid = [(n as u32 / WIDTH).div_ceil(THREADS), sizes.tokens as u32, 1];
         Ok(LaunchSpec::new(self.combine[usize::from(add)], grid, [THREADS, 1, 1]).args(args))
     }

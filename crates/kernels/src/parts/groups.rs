@@ -61,6 +61,9 @@ pub struct GroupArgs {
     pub alphas: DevicePtr,
 }
 
+/// Most choices that a kernel finds groups of by itself: a lane of a warp looks at each.
+pub const MOST_CHOICES: usize = 32;
+
 /// Tiles of `tokens` rows for `m` rows, in so many groups at most: every group's last one may have one row.
 pub(crate) fn most_tiles(m: usize, tokens: u32, groups: Option<usize>) -> usize {
     let tokens = tokens as usize;
@@ -128,10 +131,58 @@ impl GroupRows {
         let warp = k.warp_index();
         let first_warp = k.compare(Cmp::Eq, warp, 0u32);
         k.if_(first_warp, "find_group", |k| self.search(k, tile, tokens, to));
+        self.end_without(k, to);
+    }
+
+    /// Ends CTAs without a group, once the first warp has said which have one.
+    fn end_without(&self, k: &mut Kernel, to: Addr<Shared>) {
         k.cta_sync();
         let group: Reg<U32> = k.ld(to);
         let none = k.compare(Cmp::Eq, group, NONE);
         k.when(none).exit();
+    }
+
+    /// The same of few choices: leaves at `to` the group of choice `tile`, the CTA's along the tokens, and the choices of the tile
+    /// at `list`, in order, [`NONE`] behind the last one. A group's first choice has a tile, and each that lies whole tiles behind
+    /// it; CTAs of others end here.
+    pub fn find_choices(
+        &self,
+        k: &mut Kernel,
+        (tile, choices): (Special, Reg<U32>),
+        tokens: u32,
+        (to, list): (Addr<Shared>, Addr<Shared>),
+    ) {
+        let warp = k.warp_index();
+        let first_warp = k.compare(Cmp::Eq, warp, 0u32);
+        k.if_(first_warp, "find_choices", |k| {
+            let (ids, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
+            let (lane, tile) = (k.special(Special::LaneId), k.special(tile));
+            let (there, id) = (k.compare(Cmp::Lt, lane, choices), k.mov::<U32>(NONE));
+            let at = k.offset(ids, lane.mul_wide(4));
+            k.when(there).to(id).ld::<U32, _>(at);
+            let listed = k.compare(Cmp::Lt, lane, tokens);
+            let (none, at) = (k.mov::<U32>(NONE), k.offset(list, lane << 2));
+            k.when(listed).st(at, none);
+            k.warp_sync();
+            let own = k.shuffle(Shuffle::Index, id, tile);
+            let same = k.compare(Cmp::Eq, id, own);
+            let alike: Reg<U32> = k.ballot(same).cast();
+            let one = k.mov::<U32>(1u32);
+            let before = k.eval(alike & ((one << lane) - 1));
+            let rank = k.popcount(before.cast::<B32>());
+            let first = k.shuffle(Shuffle::Index, rank, tile);
+            let within = k.eval(rank - first);
+            let listed = k.compare_and(Cmp::Lt, within, tokens, same);
+            let at = k.offset(list, within << 2);
+            k.when(listed).st(at, lane);
+            let begins = k.eval(first & (tokens - 1));
+            let begins = k.compare(Cmp::Eq, begins, 0u32);
+            let here = k.compare_and(Cmp::Lt, own, count, begins);
+            let group = k.select::<U32>(here, own, NONE);
+            let leader = k.compare(Cmp::Eq, lane, 0u32);
+            k.when(leader).st(to, group);
+        });
+        self.end_without(k, to);
     }
 
     fn search(&self, k: &mut Kernel, tile: Special, tokens: u32, to: Addr<Shared>) {

@@ -154,6 +154,8 @@ pub struct Variant {
     /// Several problems of one N and K behind each other along M, each with its own weights: their first rows are in
     /// device memory.
     pub grouped: bool,
+    /// Rows of groups are [choices](crate::fused::FusedArgs::choices).
+    pub choices: bool,
     /// Promises that rows of C start at multiples of 16 bytes.
     pub aligned: bool,
     /// Promises that K is a multiple of 64: one instruction then loads the tokens of a whole stage.
@@ -174,6 +176,7 @@ impl Variant {
             round_gate_up_to_bf16: false,
             scheduler: Scheduler::Grid,
             grouped: false,
+            choices: false,
             aligned: false,
             whole_blocks: false,
         }
@@ -243,11 +246,12 @@ impl Variant {
         };
         let flag = |on: bool, name: &'static str| if on { name } else { "" };
         format!(
-            "{compute} to {out}{products}{scheduler}{}{}{}{}{}{}",
+            "{compute} to {out}{products}{scheduler}{}{}{}{}{}{}{}",
             flag(self.bias, " bias"),
             flag(self.a_scale, " a_scale"),
             flag(self.round_gate_up_to_bf16, " rounded"),
             flag(self.grouped, " grouped"),
+            flag(self.choices, " choices"),
             flag(!self.aligned, " unaligned"),
             flag(!self.whole_blocks, " ragged k"),
         )

@@ -194,7 +194,10 @@ impl Config {
 
     /// Refuses what does not go together.
     fn check(&self, variant: &Variant) -> Result<(), Error> {
-        let &Variant { grouped, products, scheduler, codes, .. } = variant;
+        let &Variant { grouped, products, scheduler, codes, choices, .. } = variant;
+        if choices {
+            return RULES.refuse("it does not find the groups of choices itself");
+        }
         if codes.is_some() {
             return RULES.refuse("it does not expand codes of A");
         }

@@ -15,6 +15,8 @@ pub(super) const RULES: Rules = Rules("sm90a warpwise");
 const HALF_PAIRS: u32 = 16;
 /// Shared memory of a CTA when two fit on a multiprocessor: half of its 228 KiB, less what the driver keeps.
 pub(super) const SHARED: u32 = (228 << 10) / 2 - (1 << 10);
+/// Where the list of choices begins behind their group.
+pub(super) const LIST: u32 = 16;
 /// Most warps of a CTA: with two CTAs, 64 registers for each thread.
 const MOST_WARPS: u32 = 16;
 
@@ -49,7 +51,8 @@ pub struct Layout {
     pub weights: SmemRegion,
     /// "Chunk is there" barriers, `[warps][chunks]`.
     pub full: SmemRegion,
-    /// Of groups: which one the CTA's rows belong to, the first of them, and the end of the group's.
+    /// Of groups: which one the CTA's rows belong to, the first of them, and the end of the group's. Of choices: which one, and from
+    /// byte 16 on each row's choice.
     pub found: Option<SmemRegion>,
 }
 
@@ -149,7 +152,8 @@ impl Config {
         }
         let weights = smem.alloc_parts("weights", CHUNK_BYTES as u32, self.warps() * self.chunks, 128);
         let full = smem.mbarriers("full", self.warps() * self.chunks);
-        let found = variant.grouped.then(|| smem.alloc("found", 16, 16));
+        let list = if variant.choices { 4 * self.tokens } else { 0 };
+        let found = variant.grouped.then(|| smem.alloc("found", LIST + list, 16));
         RULES.shared(smem.bytes(), if self.ctas_per_sm() == 2 { SHARED } else { SHARED_DATACENTER })?;
         Ok(Layout { smem, tokens, weights, full, found })
     }

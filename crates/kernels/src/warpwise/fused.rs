@@ -14,7 +14,8 @@
 //! Rows of a slab are eight gate rows and the eight up rows of the same features, so a thread's sums 0 and 1 are gate, 2
 //! and 3 up, of one feature and two tokens. In the pack of a linear layer they are 16 features, and a thread has two.
 //!
-//! Rows in groups: CTAs along the tokens find their group themselves, and ask for weights only then.
+//! Rows in groups: CTAs along the tokens find their group themselves, and ask for weights only then. Of a few choices of tokens
+//! they find the group in the router's list, and the tokens that chose it.
 //!
 //! Flow: [`Config`], [`Variant`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
@@ -22,7 +23,7 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, Layout, RULES, half_features};
+use super::config::{Config, LIST, Layout, RULES, half_features};
 use super::tokens::{Lane, Place, Tokens};
 use crate::Error;
 use crate::fused::ENTRY;
@@ -43,7 +44,10 @@ const SLABS: u32 = 4;
 /// If the configuration does not fit the architecture or the variant.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant)?;
-    RULES.common(&Variant { codes: None, ..variant.clone() })?;
+    RULES.common(&Variant { codes: None, choices: false, ..variant.clone() })?;
+    if variant.choices && !variant.grouped {
+        return RULES.refuse("choices are of groups");
+    }
     if variant.codes.is_some() {
         if variant.grouped {
             return RULES.refuse("rows in groups are floats");
@@ -68,8 +72,7 @@ struct Fused<'a> {
     rows: Rows,
     tokens: Tokens,
     weights: PointerParam,
-    /// Rows in groups: their table, where what is found there goes, and whether the table is there at once.
-    groups: Option<(GroupRows, Addr<Shared>, Param<U32>)>,
+    groups: Option<Found>,
     base: Addr<Shared>,
     m: Reg<U32>,
     n: Reg<U32>,
@@ -78,6 +81,15 @@ struct Fused<'a> {
     blocks: Reg<U32>,
     /// Chunks that a warp asks for before it asks for A.
     first: Param<U32>,
+}
+
+/// Rows in groups: their table, where what is found there goes, and whether the table is there at once.
+struct Found {
+    rows: GroupRows,
+    at: Addr<Shared>,
+    settled: Param<U32>,
+    /// Of choices: how many a row of A serves.
+    per_row: Option<Param<U32>>,
 }
 
 /// A warp's share.
@@ -107,7 +119,11 @@ impl<'a> Fused<'a> {
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
         let base = k.shared(&layout.smem);
         let first = k.param("first");
-        let groups = groups.map(|(rows, found)| (rows, base.at(found), k.param("settled")));
+        let groups = groups.map(|(rows, found)| {
+            let settled = k.param("settled");
+            let per_row = variant.choices.then(|| k.param("per_row"));
+            Found { rows, at: base.at(found), settled, per_row }
+        });
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
         let rows = Rows::declare(k, variant, n);
         let blocks = k.eval((depth + 63) >> 6);
@@ -116,18 +132,34 @@ impl<'a> Fused<'a> {
 
     // Found where they are needed: registers are short in the loop.
 
-    /// First token of the CTA, and the end of those that there are.
-    fn token(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
-        if let Some((_, found, _)) = &self.groups {
-            return [4u32, 8].map(|at| k.ld(found.at(at)));
+    /// Row of C of a token of the tile; beyond [`end`](Self::end) if there is no such token.
+    fn row(&self, k: &mut Kernel, token: Reg<U32>) -> Reg<U32> {
+        let first = match &self.groups {
+            Some(Found { at, per_row: Some(_), .. }) => {
+                let token = k.eval(token.min(self.config.tokens - 1));
+                let at = k.offset(at.at(LIST), token << 2);
+                return k.ld(at);
+            }
+            Some(found) => k.ld(found.at.at(4u32)),
+            None => {
+                let tile = k.special(Special::CtaidY);
+                k.eval(tile * self.config.tokens)
+            }
+        };
+        k.eval(first + token)
+    }
+
+    /// The end of the rows of C that the CTA may have.
+    fn end(&self, k: &mut Kernel) -> Reg<U32> {
+        match &self.groups {
+            Some(Found { at, per_row: None, .. }) => k.ld(at.at(8u32)),
+            _ => self.m,
         }
-        let tile = k.special(Special::CtaidY);
-        [k.eval(tile * self.config.tokens), self.m]
     }
 
     /// The group whose rows the CTA has, if they come in groups.
     fn group(&self, k: &mut Kernel) -> Option<Reg<U32>> {
-        self.groups.as_ref().map(|(_, found, _)| k.ld(*found))
+        self.groups.as_ref().map(|found| k.ld(found.at))
     }
 
     /// Features of half a chunk.
@@ -149,13 +181,18 @@ impl<'a> Fused<'a> {
     }
 
     fn emit(&self, k: &mut Kernel) {
-        if let Some((groups, found, settled)) = &self.groups {
+        if let Some(Found { rows, at, settled, per_row }) = &self.groups {
             let settled = k.ld_param(settled);
             let written_before = k.compare(Cmp::Eq, settled, 0u32);
             k.if_(written_before, "rows", |k| k.grid_dependency_wait());
             k.comment("The next launch need not wait for the rows of the groups again.");
             k.launch_dependents();
-            groups.find_tile(k, Special::CtaidY, self.config.tokens, *found);
+            match per_row {
+                None => rows.find_tile(k, Special::CtaidY, self.config.tokens, *at),
+                Some(_) => {
+                    rows.find_choices(k, (Special::CtaidY, self.m), self.config.tokens, (*at, at.at(LIST)));
+                }
+            }
         } else {
             k.launch_dependents();
         }
@@ -274,11 +311,14 @@ impl<'a> Fused<'a> {
         let reader = if config.shares_blocks() { share.part } else { warp };
         let block =
             k.offset(block, reader * (config.blocks(self.variant.codes.is_some()) * config.block_bytes()));
-        let [token, m] = self.token(k);
+        let end = self.end(k);
+        let end = k.eval(end - 1);
+        let per_row = self.groups.as_ref().and_then(|groups| groups.per_row.as_ref());
+        let per_row = per_row.map(|per_row| k.ld_param(per_row));
+        let of_a = |k: &mut Kernel, row: Reg<U32>| per_row.map_or(row, |per_row| k.eval(row / per_row));
         let place = Place {
             lane,
-            token,
-            m,
+            end: of_a(k, end),
             first: share.first,
             count: share.count,
             k: self.k,
@@ -287,7 +327,10 @@ impl<'a> Fused<'a> {
             part: share.part,
             block,
         };
-        let tokens = self.tokens.start(k, config, &place);
+        let tokens = self.tokens.start(k, config, &place, |k, token| {
+            let row = self.row(k, token);
+            of_a(k, row)
+        });
         let elected = k.elect();
         k.if_(elected, "other_chunks", |k| {
             let first = k.ld_param(&self.first);
@@ -417,8 +460,7 @@ impl<'a> Fused<'a> {
         let in_half = self.half() / PIECE;
         let pieces = config.halves * in_half;
         let count = config.tokens * pieces;
-        let [first, last] = self.token(k);
-        let last = k.eval((first + config.tokens).min(last));
+        let last = self.end(k);
         k.comment("Whole warps: what is beyond the tile is not stored.");
         k.for_range("store", thread, count.next_multiple_of(32), config.threads(), |k, item, _| {
             let (token, piece) = (k.eval(item / pieces), k.eval(item % pieces));
@@ -433,7 +475,7 @@ impl<'a> Fused<'a> {
             let from = k.offset(tile, within);
             let quarters: [[Reg<F32>; 4]; 4] = [0u32, 16, 32, 48].map(|byte| k.ld_vector(from.at(byte)));
             let values = std::array::from_fn(|i| quarters[i / 4][i % 4]);
-            let row = k.eval(first + token);
+            let row = self.row(k, token);
             let row = k.select::<U32>(there, row, last);
             let feature = k.eval(piece * PIECE);
             self.rows.store(k, (row, last), feature, &values);

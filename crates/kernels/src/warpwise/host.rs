@@ -36,7 +36,8 @@ impl Tile for Config {
 
     fn launch(&self, kernel: &Fused<'_>, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let ((m, n, k), variant) = (args.size, &kernel.variant);
-        let grid = self.grid((m, n), args.count(), variant.is_linear());
+        let groups = if variant.choices { Some(m) } else { args.count() };
+        let grid = self.grid((m, n), groups, variant.is_linear());
         RULES.check("CTAs along the features", grid[0], GRID_X)?;
         RULES.check("tiles of tokens", grid[1], GRID_YZ)?;
         let list = match variant.codes {
@@ -53,9 +54,12 @@ impl Tile for Config {
         // Where each CTA can have a multiprocessor to itself, two must not come to lie on one, which would take twice as long:
         // they do behind a kernel that leaves some multiprocessors before others (measured: 41 instead of 34 µs for an MLP).
         let alone = grid[0].saturating_mul(grid[1]) <= kernel.device.info().sm_count;
-        let first = self.chunks_before_a(alone, variant.codes.is_some());
+        // The second product on choices has an A when the first has ended: what there is room for is there by then.
+        let late = args.choices.is_some() && args.settled;
+        let first = if late { self.chunks } else { self.chunks_before_a(alone, variant.codes.is_some()) };
         let list = args.sizes(list, k).u32(first);
         let list = if args.groups.is_some() { list.u32(args.settled.into()) } else { list };
+        let list = args.choices.map_or(list.clone(), |per_row| list.u32(per_row as u32));
         let spec = kernel.launch(grid, self.threads()).args(args.outputs(list, variant)?);
         let more_than_half = spec.dynamic_shared.max(SHARED + 1);
         Ok(if alone { spec.dynamic_shared(more_than_half) } else { spec })

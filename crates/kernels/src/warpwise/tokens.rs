@@ -26,9 +26,8 @@ pub(super) enum Tokens {
 /// A warp's part of A.
 pub(super) struct Place {
     pub lane: Reg<U32>,
-    /// First token of the tile, and the number of rows of A.
-    pub token: Reg<U32>,
-    pub m: Reg<U32>,
+    /// The last row of A.
+    pub end: Reg<U32>,
     /// First K block of the share, and how many, at least one.
     pub first: Reg<U32>,
     pub count: Reg<U32>,
@@ -97,16 +96,22 @@ impl Tokens {
         }
     }
 
-    /// Starts to read a warp's first blocks.
-    pub fn start<'a>(&self, k: &mut Kernel, config: &'a Config, place: &Place) -> Lane<'a> {
-        let &Place { lane, token, m, first, count, k: depth, whole, group, part, block } = place;
+    /// Starts to read a warp's first blocks; `row_of` gives the row of A of a token of the tile, beyond the last one for those that
+    /// there are not.
+    pub fn start<'a>(
+        &self,
+        k: &mut Kernel,
+        config: &'a Config,
+        place: &Place,
+        row_of: impl Fn(&mut Kernel, Reg<U32>) -> Reg<U32>,
+    ) -> Lane<'a> {
+        let &Place { lane, end, first, count, k: depth, whole, group, part, block } = place;
         let (row, piece) = (k.eval(lane >> 3), k.eval(lane & 7));
         let within = (!whole).then(|| {
             let blocks = k.eval((depth + 63 - piece * PIECE) >> 6);
             k.eval(blocks - first).cast()
         });
         k.comment("Rows beyond the last one read it again; their tokens are not stored.");
-        let end = k.eval(m - 1);
         // Rows of a tile are dealt out by fours, to all row groups if they share blocks.
         let shares = config.shares_blocks();
         let (row, step) = match shares {
@@ -114,7 +119,11 @@ impl Tokens {
             false => (row, ROWS),
         };
         let rows: Vec<Reg<U32>> = (0..config.tokens.div_ceil(step)).map(|i| k.eval(row + i * step)).collect();
-        let of_a: Vec<Reg<U32>> = rows.iter().map(|row| k.eval((*row + token).min(end))).collect();
+        let of_a = rows.iter().map(|row| {
+            let row = row_of(k, *row);
+            k.eval(row.min(end))
+        });
+        let of_a: Vec<Reg<U32>> = of_a.collect();
         let (from, codes) = self.pieces(k, &of_a, piece, (first, depth));
         let pieces = (1..).zip(from).zip(rows).map(|((i, from), row)| {
             let line = k.eval(row * ROW);

@@ -4,7 +4,8 @@ use dualgemm_device::DevicePtr;
 use dualgemm_formats::{FloatType, ScaleLayout};
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::fused::{self, Fused, FusedArgs, Weights};
-use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
+use dualgemm_kernels::generic::copy::Copy;
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf, Sizes};
 use dualgemm_kernels::operands::Operands;
 use dualgemm_kernels::parts::format::Format;
 use dualgemm_kernels::parts::groups::{GroupArgs, Groups};
@@ -102,46 +103,99 @@ fn ctas_that_share_multiprocessors_close() {
     }
 }
 
-/// The second of two products may read the table of rows before the first has ended, which has waited for it; the first may not.
+/// Two products of a mixture and their sum, ids written by a launch before: what the products read of their rows is the sorted
+/// ones' table, or the ids. `settled` says of which product.
+fn mixture(ids: &[i32], sorted: bool, settled: [bool; 2]) -> Result<Vec<u8>, String> {
+    let (n, k, choices, sizes) = (64, 64, ids.len(), Sizes { tokens: ids.len() / 3, top_k: 3, experts: 3 });
+    let config = fused::Config::Warpwise(config(2, 2, 1));
+    let gpu = &*gpu(&config);
+    let kernels = [Out::F16, Out::F32].map(|out| {
+        let variant = Variant { grouped: true, choices: !sorted, out, ..linear(false) }.for_weights(n, k);
+        Fused::new(gpu, config, &variant).unwrap()
+    });
+    let upload = |bytes: &[u8]| {
+        let ptr = gpu.alloc(bytes.len()).unwrap();
+        gpu.copy_to(ptr, bytes).map(|()| ptr).unwrap()
+    };
+    let words = |words: usize| upload(&vec![0xA5; 4 * words]);
+    let (a, weights) = operands(&config, kernels[0].variant(), sizes.experts, (sizes.tokens, n, k));
+    let there = Operands::upload(&kernels[0], &a, &weights, &[0, 0, 0, 0]).unwrap();
+    let lists = Lists { rows: words(4), row_of: words(choices), choice_of: words(choices) };
+    let [rows_of_a, between, results, c] = [n / 2, n / 2, n, n].map(|each| words(choices * each));
+    let factors = upload(&(0..choices).flat_map(|i| (0.5 + i as f32).to_le_bytes()).collect::<Vec<_>>());
+    let (ids, written) =
+        (upload(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()), words(choices));
+    let mixture = Mixture::new(gpu, FloatType::F32).unwrap();
+    let mut specs = vec![Copy::new(gpu).unwrap().spec("ids", (ids, written), 4 * choices).unwrap()];
+    let mut first = there.args.a.codes;
+    if sorted {
+        let a = (first, there.args.a.pitch, k);
+        specs.extend(mixture.by_expert(&sizes, written, a, &lists, rows_of_a).unwrap());
+        first = rows_of_a;
+    }
+    let of = Groups { count: sizes.experts, rows: if sorted { lists.rows } else { written } };
+    let groups = there.args.groups.map(|groups| GroupArgs { of, ..groups });
+    let ends = [(first, between, sizes.top_k), (between, results, 1)];
+    for ((kernel, (from, to, per_row)), settled) in kernels.iter().zip(ends).zip(settled) {
+        let per_row = (!sorted).then_some(per_row);
+        let rows = choices / per_row.unwrap_or(1);
+        let a = Operand::new(Format::Half(HalfFormat::F16), (rows, k), from, DevicePtr::NULL);
+        let args = FusedArgs::new((choices, n, k), a, there.args.weights, Output::new(to, [1.0; 2]));
+        specs.push(kernel.spec(&FusedArgs { groups, choices: per_row, settled, ..args }).unwrap());
+    }
+    let rows = if sorted { RowOf::Listed(lists.row_of) } else { RowOf::Itself(written) };
+    specs.push(mixture.combine(&sizes, (results, n), (rows, factors), (c, false)).unwrap());
+    // SAFETY: the operands were allocated here, as large as the launches say.
+    let launched = specs.into_iter().try_for_each(|spec| unsafe { gpu.launch(&spec.programmatic(true)) });
+    let mut found = vec![0; sizes.tokens * n * 4];
+    launched.and_then(|()| gpu.copy_from(&mut found, c)).map_err(|e| e.to_string())?;
+    Ok(found)
+}
+
+/// The second of two products may read the table of rows, or the ids, before the first has ended, which has waited for what wrote
+/// them; the first may not.
 #[test]
 fn settled_rows_are_read_early_exact() {
-    let (n, k, sizes) = (64, 64, Sizes { tokens: 2, top_k: 2, experts: 3 });
+    let ids = [2, 0, 1, 2, 1, 0, 1, 2, 0, 0, 1, 2];
+    for (sorted, writer) in [(true, "sort"), (false, "copy")] {
+        let run = |settled| mixture(&ids, sorted, settled).unwrap_or_else(|e| panic!("{e}"));
+        assert!(run([false, true]) == run([false, false]), "sorted: {sorted}");
+        let early = mixture(&ids, sorted, [true, true]).unwrap_err();
+        let want = format!("is not ordered with a write by an earlier launch of `{writer}`");
+        assert!(early.contains(&want), "{early}");
+    }
+}
+
+/// What is computed of a choice does not depend on how its expert's tokens were found: experts of more tokens than a tile has, of
+/// none, chosen twice by a token, and such as there are not.
+#[test]
+fn choices_as_they_are_give_what_sorted_rows_give_exact() {
+    let ids = [2, 0, 1, 2, 2, -1, 0, 3, 2, 2, 1, 0, 0, 0, 0, 2, 2, i32::MIN, i32::MAX, -1, 0, 0, 2, 0];
+    for ids in [&ids[..], &ids[..12]] {
+        let [as_they_are, sorted] =
+            [false, true].map(|sorted| mixture(ids, sorted, [false, true]).unwrap_or_else(|e| panic!("{e}")));
+        assert!(as_they_are == sorted, "{ids:?}");
+    }
+}
+
+#[test]
+fn more_choices_than_a_warp_has_lanes_are_refused() {
     let config = fused::Config::Warpwise(config(2, 2, 1));
-    let variant = Variant { grouped: true, out: Out::F16, ..linear(false) }.for_weights(n, k);
-    let run = |settled: &[bool]| {
-        let gpu = &*gpu(&config);
-        let kernel = Fused::new(gpu, config, &variant).unwrap();
-        let upload = |bytes: &[u8]| {
-            let ptr = gpu.alloc(bytes.len()).unwrap();
-            gpu.copy_to(ptr, bytes).map(|()| ptr).unwrap()
-        };
-        let words = |words: usize| upload(&vec![0xA5; 4 * words]);
-        let lists = Lists { rows: words(4), row_of: words(4), choice_of: words(4) };
-        let ids = upload(&[2i32, 0, 2, 1].map(i32::to_le_bytes).concat());
-        let (a, weights) = operands(&config, &variant, 3, (2, n, k));
-        let there = Operands::upload(&kernel, &a, &weights, &[0, 0, 0, 0]).unwrap();
-        let between: Vec<DevicePtr> = (0..=settled.len()).map(|_| words(4 * n / 2)).collect();
-        let mixture = Mixture::new(gpu, FloatType::F32).unwrap();
-        let a = (there.args.a.codes, there.args.a.pitch, k);
-        let mut specs = mixture.by_expert(&sizes, ids, a, &lists, between[0]).unwrap();
-        let of = Groups { count: 3, rows: lists.rows };
-        let groups = there.args.groups.map(|groups| GroupArgs { of, ..groups });
-        for (ends, &settled) in between.windows(2).zip(settled) {
-            let a = Operand::new(Format::Half(HalfFormat::F16), (4, k), ends[0], DevicePtr::NULL);
-            let args = FusedArgs::new((4, n, k), a, there.args.weights, Output::new(ends[1], [1.0; 2]));
-            specs.push(kernel.spec(&FusedArgs { groups, settled, ..args }).unwrap());
-        }
-        // SAFETY: the operands were allocated here, as large as the launches say.
-        let launched = specs.into_iter().try_for_each(|spec| unsafe { gpu.launch(&spec.programmatic(true)) });
-        let mut found = vec![0; 4 * n * 2];
-        launched
-            .and_then(|()| gpu.copy_from(&mut found, between[settled.len()]))
-            .map_err(|e| e.to_string())?;
-        Ok::<_, String>(found)
-    };
-    assert_eq!(run(&[false, true]).unwrap(), run(&[false, false]).unwrap());
-    let early = run(&[true]).unwrap_err();
-    assert!(early.contains("is not ordered with a write by an earlier launch of `sort`"), "{early}");
+    let variant = Variant { grouped: true, choices: true, ..linear(false) };
+    let gpu = &*gpu(&config);
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
+    let (there, (n, k)) = (DevicePtr(1 << 20), (64, 64));
+    let a = Operand::new(Format::Half(HalfFormat::F16), (1, k), there, there);
+    for (m, per_row) in [(36, 36), (4, 3), (4, 0)] {
+        let args = FusedArgs::new((m, n, k), a, Weights::Pack(there), Output::new(there, [1.0; 2]));
+        let groups = Some(GroupArgs { of: Groups { count: 2, rows: there }, alphas: there });
+        let message =
+            kernel.spec(&FusedArgs { groups, choices: Some(per_row), ..args }).unwrap_err().to_string();
+        assert!(message.contains(&format!("{m}, {per_row} for a row of A")), "{message}");
+    }
+    let alone = Variant { grouped: false, ..variant };
+    let message = Fused::new(gpu, config, &alone).unwrap_err().to_string();
+    assert!(message.contains("choices are of groups"), "{message}");
 }
 
 /// Two CTAs of a kernel fit on a multiprocessor, unless each can have one to itself: then they must not lie in pairs.

@@ -1,9 +1,8 @@
 //! Rows of A sorted by expert, by one launch and by two.
 
 use dualgemm_bench::inputs::Inputs;
-use dualgemm_device::DevicePtr;
 use dualgemm_formats::FloatType;
-use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf, Sizes};
 
 use crate::common::*;
 
@@ -82,13 +81,13 @@ fn results_are_summed_in_the_order_of_choices_exact() {
     let weights = words(choices().map(|choice| weight(choice).to_bits()).collect());
     let row_of_there =
         words(choices().map(|choice| row_of(choice).map_or(u32::MAX, |row| row as u32)).collect());
-    let lists = Lists { rows: DevicePtr::NULL, row_of: row_of_there, choice_of: DevicePtr::NULL };
     let kernels = Mixture::new(gpu, FloatType::F32).unwrap();
     let sizes = Sizes { tokens, top_k, experts: 4 };
     for before in [None, Some(0.3f32)] {
         let c = words(vec![before.unwrap_or(f32::NAN).to_bits(); tokens * n]);
         let to = (c, before.is_some());
-        run(gpu, &kernels.combine(&sizes, (results, n), (&lists, weights), to).unwrap());
+        let rows = RowOf::Listed(row_of_there);
+        run(gpu, &kernels.combine(&sizes, (results, n), (rows, weights), to).unwrap());
         let sum = |(token, column): (usize, usize)| {
             let own =
                 (token * top_k..(token + 1) * top_k).filter_map(|choice| Some((choice, row_of(choice)?)));

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use dualgemm_device::{Device, DevicePtr, LaunchSpec, Stream};
 use dualgemm_gemm::{AFormat, DualGemmDesc};
 use dualgemm_kernels::fused::{Config, Fused, FusedArgs};
+use dualgemm_kernels::parts::groups::MOST_CHOICES;
 use dualgemm_kernels::parts::variant::{Products, Variant};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 
 use super::Prepared;
 use super::kernel::Configs;
-use super::operands::{Destination, Variants, Weights};
+use super::operands::{Destination, Kind, OfGroups, Variants, Weights};
 use super::requantize::Requantize;
 use crate::launches::Launches;
 use crate::prologue::{Order, Prologue};
@@ -68,15 +69,16 @@ impl Ready {
             requantize: Requantize::of(gpu, &desc)?,
             launches: Launches::default(),
         };
-        let kernel = &ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?[0];
+        let kernel = &ready.kernels.first(|kind, bias| ready.load(kind, bias))?[0];
         let (workspace, sums) = (kernel.workspace_bytes(), kernel.gate_sums_bytes(desc.m, desc.n));
         ready.workspace = (workspace > 0).then(|| Buffer::zeroed(gpu, workspace)).transpose()?;
         ready.gate_sums = (sums > 0).then(|| Buffer::new(gpu, sums)).transpose()?;
         Ok(ready)
     }
 
-    fn load(&self, grouped: bool, bias: bool) -> Result<Vec<Fused<'static>>, Error> {
-        let variant = Variant { grouped, bias, ..self.variant.clone() };
+    fn load(&self, kind: Kind, bias: bool) -> Result<Vec<Fused<'static>>, Error> {
+        let (grouped, choices) = (kind != Kind::One, kind == Kind::Choices);
+        let variant = Variant { grouped, choices, bias, ..self.variant.clone() };
         let kernels = match variant.products {
             Products::Up => vec![(self.configs[0], variant.gate_before()), (self.configs[0], variant)],
             _ => self.configs.iter().map(|config| (*config, variant.clone())).collect(),
@@ -88,7 +90,7 @@ impl Ready {
     }
 
     fn kernels(&self, weights: Weights<'_>) -> Result<&Vec<Fused<'static>>, Error> {
-        self.kernels.get(weights, |grouped, bias| self.load(grouped, bias))
+        self.kernels.get(weights, |kind, bias| self.load(kind, bias))
     }
 
     /// The weights in the form that the kernel reads: on Blackwell the one for every card packs rows of codes once.
@@ -110,7 +112,10 @@ impl Ready {
         let weights = self.weights(weights)?;
         let (kernels, operands) = (self.kernels(weights)?, weights.operands(self.form, op)?);
         let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
+        let of_groups = weights.of_groups();
+        let choices = of_groups.and_then(|of| of.choices);
+        let rows_of_a = call.m / choices.unwrap_or(1).max(1);
+        let a = self.prologue.specs(rows_of_a, &call.a, weights.groups().as_ref(), &mut specs)?;
         let c = Destination::of(call, &self.desc)?;
         let to = self.requantize.as_ref().map_or(c, Requantize::product);
         let factor = if self.form == WeightForm::Plain { WEIGHT_FACTOR } else { 1.0 };
@@ -118,7 +123,8 @@ impl Ready {
         let memory = |buffer: &Option<Buffer>| buffer.as_ref().map_or(DevicePtr::NULL, Buffer::ptr);
         let args = FusedArgs {
             groups: weights.group_args(),
-            settled: weights.settled(),
+            choices,
+            settled: of_groups.is_some_and(|of| of.settled),
             gate_sums: memory(&self.gate_sums),
             workspace: memory(&self.workspace),
             ..FusedArgs::new((call.m, n, k), a.operand, operands[0], output)
@@ -165,8 +171,13 @@ impl Prepared for Ready {
         unsafe { self.launches.run(self.gpu, key, stream, specs) }
     }
 
-    fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
-        self.ready_for(Weights::Groups(experts, DevicePtr::NULL, false))
+    fn warm_grouped(&self, experts: &Arc<DeviceExperts>, choices: bool) -> Result<(), Error> {
+        let of = OfGroups { rows: DevicePtr::NULL, settled: false, choices: choices.then_some(1) };
+        self.ready_for(Weights::Groups(experts, of))
+    }
+
+    fn takes_choices(&self) -> bool {
+        self.desc.m <= MOST_CHOICES && matches!(self.configs[0], Config::Warpwise(_))
     }
 
     unsafe fn run_grouped(
@@ -176,7 +187,7 @@ impl Prepared for Ready {
         stream: Stream,
     ) -> Result<(), Error> {
         let key = (experts.id(), call.key());
-        let weights = Weights::Groups(experts, call.rows, call.settled);
+        let weights = Weights::Groups(experts, call.into());
         let specs = || self.specs(&call.call, weights);
         // SAFETY: as in `run`.
         unsafe { self.launches.run(self.gpu, key, stream, specs) }

@@ -166,13 +166,18 @@ pub trait Prepared: Debug + Send + Sync {
         stream: Stream,
     ) -> Result<(), Error>;
 
-    /// As [`warm`](Self::warm), for calls on rows in groups.
+    /// As [`warm`](Self::warm), for calls on rows in groups, or on choices.
     ///
     /// # Errors
     /// As there, and if the plan is for one pair of weights a call.
-    fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
-        let _ = experts;
+    fn warm_grouped(&self, experts: &Arc<DeviceExperts>, choices: bool) -> Result<(), Error> {
+        let _ = (experts, choices);
         Err(one_group())
+    }
+
+    /// Whether calls on rows in groups may be on [choices](GroupedCall::choices) as a router makes them.
+    fn takes_choices(&self) -> bool {
+        false
     }
 
     /// One call on rows in groups, each with weights of its own.

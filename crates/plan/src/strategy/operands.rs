@@ -10,19 +10,52 @@ use dualgemm_kernels::parts::groups::{GroupArgs, Groups};
 use dualgemm_kernels::parts::rows::Output;
 
 use super::one_group;
-use crate::{DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, WeightForm};
+use crate::{DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, GroupedCall, WeightForm};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Weights<'a> {
     One(&'a DeviceWeights),
-    /// Experts, where the first rows of each are, and whether these are [settled](crate::GroupedCall::settled).
-    Groups(&'a DeviceExperts, DevicePtr, bool),
+    /// Experts, and which rows are whose.
+    Groups(&'a DeviceExperts, OfGroups),
+}
+
+/// What a [`GroupedCall`] says of its rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OfGroups {
+    pub(super) rows: DevicePtr,
+    pub(super) settled: bool,
+    pub(super) choices: Option<usize>,
+}
+
+impl From<&GroupedCall> for OfGroups {
+    fn from(&GroupedCall { rows, settled, choices, .. }: &GroupedCall) -> Self {
+        Self { rows, settled, choices }
+    }
+}
+
+/// Which problems a kernel is loaded for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    One,
+    Groups,
+    Choices,
 }
 
 impl Weights<'_> {
-    /// Whether the table of rows is [settled](crate::GroupedCall::settled).
-    pub(super) fn settled(self) -> bool {
-        matches!(self, Self::Groups(_, _, true))
+    /// What the call says of its rows, if they come in groups.
+    pub(super) fn of_groups(self) -> Option<OfGroups> {
+        match self {
+            Self::One(_) => None,
+            Self::Groups(_, of) => Some(of),
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self.of_groups() {
+            None => Kind::One,
+            Some(OfGroups { choices: None, .. }) => Kind::Groups,
+            Some(_) => Kind::Choices,
+        }
     }
 
     /// The rows of groups, if there are such.
@@ -34,7 +67,7 @@ impl Weights<'_> {
     pub(super) fn group_args(self) -> Option<GroupArgs> {
         match self {
             Self::One(_) => None,
-            Self::Groups(experts, rows, _) => {
+            Self::Groups(experts, OfGroups { rows, .. }) => {
                 let of = Groups { count: experts.count(), rows };
                 Some(GroupArgs { of, alphas: experts.alphas() })
             }
@@ -116,12 +149,12 @@ pub(super) fn sum_factors(weights: [f32; 2], epilogue: &Epilogue, a_scale: f32) 
     Ok([factor("gate", weights[0], epilogue.alpha_gate)?, factor("up", weights[1], epilogue.alpha_up)?])
 }
 
-/// A kernel for one pair of weights and for groups, without and with biases: each loaded when the first such weights come.
+/// A kernel for one pair of weights, for groups and for choices, without and with biases: each loaded when the first such weights come.
 #[derive(Debug)]
 pub(super) struct Variants<K> {
     /// Whether the plan is for groups.
     grouped: bool,
-    loaded: [[OnceLock<K>; 2]; 2],
+    loaded: [[OnceLock<K>; 2]; 3],
 }
 
 impl<K> Variants<K> {
@@ -129,38 +162,37 @@ impl<K> Variants<K> {
         Self { grouped, loaded: Default::default() }
     }
 
-    /// The kernel for such weights; `load` is told whether it is for groups, and whether there are biases.
+    /// The kernel for such weights; `load` is told what it is for, and whether there are biases.
     ///
     /// # Errors
     /// Those of `load`, and if rows come in groups, for which the plan is not.
     pub(super) fn get(
         &self,
         weights: Weights<'_>,
-        load: impl FnOnce(bool, bool) -> Result<K, Error>,
+        load: impl FnOnce(Kind, bool) -> Result<K, Error>,
     ) -> Result<&K, Error> {
-        let grouped = matches!(weights, Weights::Groups(..));
-        if grouped && !self.grouped {
+        if weights.kind() != Kind::One && !self.grouped {
             return Err(one_group());
         }
-        self.load(grouped, weights.bias() != [DevicePtr::NULL; 2], load)
+        self.load(weights.kind(), weights.bias() != [DevicePtr::NULL; 2], load)
     }
 
     /// The kernel that the plan is for, of weights without biases: what makes it fail does so before the first call.
-    pub(super) fn first(&self, load: impl FnOnce(bool, bool) -> Result<K, Error>) -> Result<&K, Error> {
-        self.load(self.grouped, false, load)
+    pub(super) fn first(&self, load: impl FnOnce(Kind, bool) -> Result<K, Error>) -> Result<&K, Error> {
+        self.load(if self.grouped { Kind::Groups } else { Kind::One }, false, load)
     }
 
     fn load(
         &self,
-        grouped: bool,
+        kind: Kind,
         bias: bool,
-        load: impl FnOnce(bool, bool) -> Result<K, Error>,
+        load: impl FnOnce(Kind, bool) -> Result<K, Error>,
     ) -> Result<&K, Error> {
-        let place = &self.loaded[usize::from(grouped)][usize::from(bias)];
+        let place = &self.loaded[kind as usize][usize::from(bias)];
         if let Some(kernel) = place.get() {
             return Ok(kernel);
         }
-        let kernel = load(grouped, bias)?;
+        let kernel = load(kind, bias)?;
         Ok(place.get_or_init(|| kernel))
     }
 }

@@ -122,13 +122,16 @@ fn mixtures_are_within_the_bounds_of_f64() {
     let ids: [i32; 14] = [1, 0, 2, 1, -1, 0, 4, 2, 0, 2, 1, 7, 2, 0];
     let seen = ids.map(|id| if id == 7 { -1 } else { id });
     let weights = weights();
-    for (out, between, add) in [
-        (OutFormat::F32, OutFormat::F16, false),
-        (OutFormat::F32, OutFormat::F16, true),
-        (OutFormat::F32, nvfp4(OutScale::Static(0.01)), false),
+    // Few choices go through the kernel for few tokens as they are, through others sorted.
+    for (out, between, add, strategy) in [
+        (OutFormat::F32, OutFormat::F16, false, "decode"),
+        (OutFormat::F32, OutFormat::F16, true, "decode"),
+        (OutFormat::F32, OutFormat::F16, false, "warpwise"),
+        (OutFormat::F32, OutFormat::F16, true, "warpwise"),
+        (OutFormat::F32, nvfp4(OutScale::Static(0.01)), false, "decode"),
     ] {
         let desc = mixture(9, AFormat::F16, between, out, RouterWeights::Output);
-        let plan = MixturePlan::new(&desc, &target(None)).unwrap();
+        let plan = MixturePlan::new(&desc, &target(Some(strategy))).unwrap();
         let (packed, mut runner) = (self::packed(&plan, &experts), plan.runner().unwrap());
         runner.warm(&packed).unwrap();
         for tokens in [7, 3] {
