@@ -1,7 +1,7 @@
 //! Plans on Blackwell through the facade, on simulated cards with every check on: the strategy `native`, which no card
 //! has run yet.
 
-use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
+use dualgemm::check::{RowSample, mixture_rows};
 use dualgemm::device::Stream;
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
@@ -9,9 +9,7 @@ use dualgemm::gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, Operation, OutFormat, OutScale,
     OutputMut, QuantizeA, RouterWeights, Routing, bounded_reference,
 };
-use dualgemm::{
-    DualGemm, Error, GpuId, GpuOptions, LayerShape, MixturePlan, MlpPlan, Plan, Rows, SimArch, Target,
-};
+use dualgemm::{DualGemm, Error, GpuId, GpuOptions, LayerShape, MixturePlan, Plan, Rows, SimArch, Target};
 
 use crate::gpu::{assert_rows, error, operand};
 use crate::on_device::pair_on;
@@ -347,26 +345,8 @@ fn whole_mlps_are_within_the_bounds_of_f64() {
         (workstation, AFormat::Bf16, OutFormat::Bf16, QuantizeA::No),
     ];
     for (id, a_format, between, quantize_a) in ways {
-        let (m, shape) = (5, [96, 96, 48]);
-        let mut desc = mlp::desc(m, shape, a_format, between, OutFormat::F32);
-        desc.gate_up.quantize_a = quantize_a;
-        let (a, mlp) = (mlp::activations(a_format, m, 96), mlp::mlp(96, 96, 48, 1));
         let target = Target::Gpu(id.clone(), GpuOptions::default());
-        let plan = MlpPlan::new(&desc, &target).unwrap();
-        let (packed, mut runner) = (plan.prepack(&mlp).unwrap(), plan.runner(1).unwrap());
-        let mut c = vec![f32::NAN; m * 48];
-        for _ in 0..2 {
-            runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
-            let want = mlp_rows(
-                &desc,
-                &dualgemm::quantize_a(&a, quantize_a).unwrap(),
-                &RowSample::all(m),
-                &mlp,
-                &|_| {},
-            )
-            .unwrap();
-            mlp::assert_within(&c, &want, &plan.to_string());
-        }
+        mlp::check_mlp(&target, (5, [96, 96, 48]), (a_format, quantize_a), between);
     }
 }
 

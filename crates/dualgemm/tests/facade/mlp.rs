@@ -3,7 +3,8 @@
 use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
 use dualgemm::cpu::Team;
 use dualgemm::gemm::{
-    Bounded, GatedMlp, Linear, MlpDesc, OutScale, RouterWeights, Routing, mixture_reference, mlp_reference,
+    Bounded, GatedMlp, Linear, MlpDesc, OutScale, QuantizeA, RouterWeights, Routing, mixture_reference,
+    mlp_reference,
 };
 use dualgemm::{Error, MixtureDesc, MixturePlan, MlpPlan, PackedMixture};
 use half::{bf16, f16};
@@ -41,6 +42,29 @@ pub fn assert_within(c: &[f32], want: &[Bounded], what: &str) {
     }
 }
 
+/// A whole MLP on a target, `m` rows, N, K and features of Y: its plan, A, and Y, which is right.
+pub fn check_mlp(
+    target: &Target,
+    (m, shape): (usize, [usize; 3]),
+    (a, quantize_a): (AFormat, QuantizeA),
+    between: OutFormat,
+) -> (MlpPlan, AOperand<'static>, Vec<f32>) {
+    let [n, k, h] = shape;
+    let mut desc = desc(m, shape, a, between, OutFormat::F32);
+    desc.gate_up.quantize_a = quantize_a;
+    let (a, mlp) = (activations(a, m, k), mlp(n, k, h, 1));
+    let plan = MlpPlan::new(&desc, target).unwrap();
+    let (packed, mut runner) = (plan.prepack(&mlp).unwrap(), plan.runner(1).unwrap());
+    let want = mlp_reference(&desc, &dualgemm::quantize_a(&a, quantize_a).unwrap(), 0..m, &mlp);
+    let mut c = vec![f32::NAN; m * h];
+    // Twice, since the buffer between holds something then.
+    for _ in 0..2 {
+        runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
+        assert_within(&c, &want, &plan.to_string());
+    }
+    (plan, a, c)
+}
+
 #[test]
 fn mlps_are_within_the_bounds_of_f64_whatever_is_between() {
     let betweens = [
@@ -52,18 +76,7 @@ fn mlps_are_within_the_bounds_of_f64_whatever_is_between() {
     ];
     for between in betweens {
         for (m, a) in [(1, AFormat::Bf16), (5, AFormat::F32), (33, AFormat::Nvfp4)] {
-            let shape = [80, 96, 48];
-            let desc = desc(m, shape, a, between, OutFormat::F32);
-            let (a, mlp) = (activations(a, m, 96), mlp(80, 96, 48, 1));
-            let plan = MlpPlan::new(&desc, &Target::default()).unwrap();
-            let packed = plan.prepack(&mlp).unwrap();
-            let mut c = vec![f32::NAN; m * 48];
-            let mut runner = plan.runner(1).unwrap();
-            // Twice, since the buffer between holds something then.
-            for _ in 0..2 {
-                runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
-                assert_within(&c, &mlp_reference(&desc, &a, 0..m, &mlp), &plan.to_string());
-            }
+            check_mlp(&Target::default(), (m, [80, 96, 48]), (a, QuantizeA::No), between);
         }
     }
 }
@@ -146,25 +159,23 @@ fn outputs_in_16_bits_are_the_rounded_sums_exact() {
     assert!(brain.iter().zip(&wide).all(|(c, w)| *c == bf16::from_f32(*w)));
 }
 
-/// A term of the sum like any other, rounded once with it, whatever its own width is.
-#[test]
-fn a_shared_expert_is_added_before_the_sum_is_rounded_exact() {
-    let (a, all, weights) = (activations(AFormat::Bf16, 7, 64), experts(), weights());
+/// The shared expert is a term of the sum like any other, rounded once with it, whatever its own width is. A, and what is
+/// between, are of a float type.
+pub fn check_shared(target: &Target, float: OutFormat, own: OutFormat, all: &[Option<GatedMlp<'_>>]) {
+    let (a, weights) = (activations(float.into(), 7, 64), weights());
     let routing = Routing { ids: &IDS, weights: &weights };
-    let (both, alone) =
-        (mlp(48, 64, 48, 9), desc(7, [48, 64, 48], AFormat::Bf16, OutFormat::Bf16, OutFormat::F32));
+    let (both, alone) = (mlp(48, 64, 48, 9), desc(7, [48, 64, 48], float.into(), float, own));
     let sums = |out, shared: Option<&GatedMlp<'_>>, c: OutputMut<'_>| {
-        let routed = mixture(7, AFormat::Bf16, OutFormat::Bf16, out, RouterWeights::Output);
+        let routed = mixture(7, float.into(), float, out, RouterWeights::Output);
         let plan =
-            MixturePlan::new(&MixtureDesc { shared: shared.map(|_| alone), ..routed }, &Target::default())
-                .unwrap();
+            MixturePlan::new(&MixtureDesc { shared: shared.map(|_| alone), ..routed }, target).unwrap();
         let packed = plan.prepack(all.iter().cloned().map(Ok::<_, Error>), shared).unwrap();
         plan.runner().unwrap().run(&a, routing, &packed, c, false).unwrap();
         plan.desc
     };
     let (mut wide, mut narrow) = (vec![0f32; 7 * 48], vec![bf16::ZERO; 7 * 48]);
     let desc = sums(OutFormat::F32, Some(&both), OutputMut::F32(&mut wide));
-    let want = mixture_rows(&desc, &a, &RowSample::all(7), routing, (&all, Some(&both)), &|_| {}).unwrap();
+    let want = mixture_rows(&desc, &a, &RowSample::all(7), routing, (all, Some(&both)), &|_| {}).unwrap();
     assert_within(&wide, &want, "shared");
     sums(OutFormat::Bf16, Some(&both), OutputMut::Bf16(&mut narrow));
     assert!(narrow.iter().zip(&wide).all(|(c, w)| *c == bf16::from_f32(*w)));
@@ -172,6 +183,11 @@ fn a_shared_expert_is_added_before_the_sum_is_rounded_exact() {
     let mut without = vec![0f32; 7 * 48];
     sums(OutFormat::F32, None, OutputMut::F32(&mut without));
     assert!(without.iter().zip(&wide).all(|(a, b)| a != b));
+}
+
+#[test]
+fn a_shared_expert_is_added_before_the_sum_is_rounded_exact() {
+    check_shared(&Target::default(), OutFormat::Bf16, OutFormat::F32, &experts());
 }
 
 /// A token's result depends on the token alone: not on who shares the call, nor on threads.

@@ -21,13 +21,7 @@ pub(crate) fn a_bytes(a: &AOperand<'_>) -> (Vec<u8>, Vec<u8>) {
         AOperand::Float(FloatMatrix::F16(a)) => dense(a, f16::to_le_bytes),
         AOperand::Float(FloatMatrix::F32(a)) => dense(a, f32::to_le_bytes),
         AOperand::Float(FloatMatrix::Bf16(a)) => dense(a, bf16::to_le_bytes),
-        AOperand::Quantized(a) => {
-            let scale = |row| (0..a.blocks()).map(move |block| a.scale_byte(row, block));
-            (
-                (0..a.rows()).flat_map(|row| a.row_codes(row).to_vec()).collect(),
-                (0..a.rows()).flat_map(scale).collect(),
-            )
-        }
+        AOperand::Quantized(a) => a.dense_rows(0..a.rows()),
     }
 }
 

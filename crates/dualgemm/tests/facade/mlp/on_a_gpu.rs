@@ -78,20 +78,15 @@ fn mlps_are_within_the_bounds_of_f64_whatever_is_between() {
         (AFormat::Nvfp4, nvfp4(OutScale::Static(0.01))),
     ];
     for (a_format, between) in ways {
-        let (m, shape) = (5, [80, 96, 48]);
-        let desc = desc(m, shape, a_format, between, OutFormat::F32);
-        let (a, mlp) = (activations(a_format, m, 96), mlp(80, 96, 48, 1));
-        let plan = MlpPlan::new(&desc, &target(None)).unwrap();
-        let (packed, mut runner) = (plan.prepack(&mlp).unwrap(), plan.runner(1).unwrap());
-        let mut c = vec![f32::NAN; m * 48];
-        runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
-        assert_within(&c, &mlp_reference(&desc, &a, 0..m, &mlp), &plan.to_string());
+        let m = 5;
+        let (plan, a, c) = check_mlp(&target(None), (m, [80, 96, 48]), (a_format, QuantizeA::No), between);
         if a_format != AFormat::F16 {
             continue;
         }
         let gpu = GpuId::Sim(SimArch::Sm90a).open().unwrap();
         let (a, to) = (Buffer::of(gpu, &a_bytes(&a).0).unwrap(), Buffer::zeroed(gpu, m * 48 * 4).unwrap());
         let call = call(m, 96, a.ptr(), to.ptr());
+        let (packed, runner) = (plan.prepack(&mlp(80, 96, 48, 1)).unwrap(), plan.runner(1).unwrap());
         runner.warm(&packed).unwrap();
         for _ in 0..2 {
             // SAFETY: the buffers have the sizes of the call, and live until they are read, which waits.
@@ -249,27 +244,8 @@ fn mixtures_that_a_gpu_does_not_take_are_refused_by_name() {
     assert!(message.starts_with("these weights were packed for a GPU"), "{message}");
 }
 
-/// As on the processor: C in 16 bits is the sum with the shared expert, rounded once.
 #[test]
 fn a_shared_expert_is_added_in_f32_on_a_gpu_too() {
     let all: Vec<Option<GatedMlp<'_>>> = (0..5).map(|e| Some(mlp(32, 64, 48, e))).collect();
-    let shared = mlp(48, 64, 48, 9);
-    let (a, weights) = (activations(AFormat::F16, 7, 64), weights());
-    let routing = Routing { ids: &IDS, weights: &weights };
-    let mlp = |out| desc(7, [48, 64, 48], AFormat::F16, OutFormat::F16, out);
-    let run = |out, c: OutputMut<'_>| {
-        let routed = mixture(7, AFormat::F16, OutFormat::F16, out, RouterWeights::Output);
-        let desc = MixtureDesc { shared: Some(mlp(out)), ..routed };
-        let plan = MixturePlan::new(&desc, &target(None)).unwrap();
-        let packed = plan.prepack(all.iter().cloned().map(Ok::<_, Error>), Some(&shared)).unwrap();
-        plan.runner().unwrap().run(&a, routing, &packed, c, false).unwrap();
-        desc
-    };
-    let (mut wide, mut narrow) = (vec![0f32; 7 * 48], vec![bf16::ZERO; 7 * 48]);
-    let desc = run(OutFormat::F32, OutputMut::F32(&mut wide));
-    let sample = RowSample::all(7);
-    let want = mixture_rows(&desc, &a, &sample, routing, (&all, Some(&shared)), &|_| {}).unwrap();
-    assert_within(&wide, &want, "shared");
-    run(OutFormat::Bf16, OutputMut::Bf16(&mut narrow));
-    assert!(narrow.iter().zip(&wide).all(|(c, w)| *c == bf16::from_f32(*w)));
+    check_shared(&target(None), OutFormat::F16, OutFormat::Bf16, &all);
 }
