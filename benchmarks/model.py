@@ -55,7 +55,7 @@ def make(args):
         report = dualgemm.quantize_model(bf16, args.dir / producer, **how)
         print(f"{producer}: {len(report['tensors'])} tensors in 4 bits")
         tokenizer.save_pretrained(args.dir / producer)
-    dualgemm.convert(args.dir / "modelopt", args.dir / "nvfp4.gguf", to="gguf")
+    dualgemm.convert(args.dir / "modelopt", args.dir / "nvfp4.gguf", to="gguf", force=True)
 
 
 def load(path, dtype, threads=None):

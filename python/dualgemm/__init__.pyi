@@ -96,6 +96,7 @@ def quantize_model(
     separate_scales: bool = ...,
     skip: str | Sequence[str] = ...,
     calibration: _Path | _Calibration | None = ...,
+    force: bool = ...,
 ) -> Report: ...
 def convert(
     checkpoint: _Path,
@@ -103,6 +104,7 @@ def convert(
     to: Literal["modelopt", "compressed-tensors", "gguf"],
     *,
     mlp_only: bool = ...,
+    force: bool = ...,
     **reading: Any,
 ) -> Report: ...
 def run(checkpoint: _Path, layer: int | None = ..., **options: Any) -> Report: ...

@@ -74,13 +74,16 @@ def validate(checkpoint, **reading):
     return _run("validate", checkpoint, rows=_findings, **reading)
 
 
-def quantize_model(model, out, *, producer="modelopt", search=None, separate_scales=False, skip=(), calibration=None):
+def quantize_model(
+    model, out, *, producer="modelopt", search=None, separate_scales=False, skip=(), calibration=None, force=False
+):
     """Quantizes the linear layers of a model, a directory or file of safetensors, to nvfp4 and writes it to ``out``, a new
     directory or a .safetensors file, as ``dualgemm quantize``: bit for bit as ``producer`` does, modelopt,
     compressed-tensors, torchao, te or ggml. ``search="mse"`` chooses block scales of least squared error (None or
     "plain": as the producer does); ``separate_scales`` gives each tensor a scale of its own, where engines read several as
     one; ``skip`` are parts of names whose tensors stay in floats. ``calibration``, a path or what :func:`calibrate` returned, adds input scales, by which
-    activations can be quantized too (W4A4). The report lists tensors with their errors."""
+    activations can be quantized too (W4A4). A file that is there is replaced only with ``force``. The report lists tensors with
+    their errors."""
     if hasattr(calibration, "save"):
         with tempfile.TemporaryDirectory() as directory:
             path = os.path.join(directory, "calibration.json")
@@ -94,6 +97,7 @@ def quantize_model(model, out, *, producer="modelopt", search=None, separate_sca
                     separate_scales=separate_scales,
                     skip=skip,
                     calibration=path,
+                    force=force,
                 )
             except Error as error:
                 # The file is gone when this is read.
@@ -101,13 +105,13 @@ def quantize_model(model, out, *, producer="modelopt", search=None, separate_sca
     search = None if search == "plain" else search
     more = [f"--skip={text}" for text in ([skip] if isinstance(skip, str) else skip)]
     options = {"producer": producer, "search": search, "separate_scales": separate_scales, "calibration": calibration}
-    return _run("quantize", model, out, rows=_tensors, more=more, **options)
+    return _run("quantize", model, out, rows=_tensors, more=more, force=force, **options)
 
 
-def convert(checkpoint, out, to, *, mlp_only=False, **reading):
+def convert(checkpoint, out, to, *, mlp_only=False, force=False, **reading):
     """Rewrites a checkpoint in another convention, ``"modelopt"``, ``"compressed-tensors"`` or ``"gguf"``, without touching a
-    code, as ``dualgemm convert``."""
-    return _run("convert", checkpoint, out, to=to, mlp_only=mlp_only, **reading)
+    code, as ``dualgemm convert``. A file that is there is replaced only with ``force``."""
+    return _run("convert", checkpoint, out, to=to, mlp_only=mlp_only, force=force, **reading)
 
 
 def run(checkpoint, layer=None, **options):

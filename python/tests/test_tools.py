@@ -76,6 +76,10 @@ def test_a_model_is_quantized_and_converted(layer14, tmp_path):
     assert len(better["tensors"]) == 3 and all(t["rel_l2"] < t["rel_l2_plain"] for t in better["tensors"])
     again = dualgemm.convert(layer14 / "modelopt-nvfp4", tmp_path / "ct", "compressed-tensors")
     assert again["linears"] == 7 and dualgemm.Checkpoint(tmp_path / "ct").convention == "compressed-tensors"
+    mse = (layer14 / "mlp-bf16.safetensors", tmp_path / "mse.safetensors")
+    with pytest.raises(dualgemm.Error, match="mse.safetensors: exists already; give another name, or --force"):
+        dualgemm.quantize_model(*mse)
+    assert len(dualgemm.quantize_model(*mse, force=True)["tensors"]) == 3
     with pytest.raises(dualgemm.Error, match="producer"):
         dualgemm.quantize_model(layer14 / "mlp-bf16.safetensors", tmp_path / "no", producer="nobody")
 

@@ -34,7 +34,7 @@ pub enum Error {
     )]
     Activation { file: PathBuf, key: String, found: String, valid: String },
     /// Nothing in the checkpoint says which convention its tensors follow, or more than one thing does.
-    #[error("{}: {found}; name the convention explicitly, one of {valid}", file.display())]
+    #[error("{}: {found}; name the convention (--convention, in Python convention=), one of {valid}", file.display())]
     Convention { file: PathBuf, found: String, valid: String },
     /// A model that is not quantized at all.
     #[error(
@@ -72,7 +72,10 @@ pub enum Error {
     #[error("{path}: no expert {expert}; there are {exist}")]
     NoExpert { path: String, expert: usize, exist: String },
     /// Gate and up are one tensor and nothing says in which order.
-    #[error("{tensor}: holds gate and up in one tensor; name their order explicitly, one of {valid}")]
+    #[error(
+        "{tensor}: holds gate and up in one tensor; name their order (--gate-up-order, in Python gate_up_order=), one of \
+         {valid}"
+    )]
     FusedOrder { tensor: String, valid: String },
     /// A fused tensor whose rows do not fit the order named for it.
     #[error("{tensor}: has {rows} rows; order {order} needs a positive multiple of {multiple}")]

@@ -4,10 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use anyhow::Context as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dualgemm::GpuId;
+use dualgemm::checkpoint::convention::CONVENTIONS;
 use dualgemm::checkpoint::{GateUpOrder, NibbleOrder};
+use dualgemm::cpu::Isa;
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::{AFormat, Activation, OutFormat, OutScale, RouterWeights};
 
@@ -25,48 +28,50 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Print one JSON document on stdout instead of text.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     pub json: bool,
-    /// Log to stderr: -v info, -vv debug, -vvv trace. DUALGEMM_LOG, where it is set, says it per module instead.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    /// Log to stderr: -v info, -vv debug, -vvv trace.
+    ///
+    /// DUALGEMM_LOG, where it is set, says it per module instead.
+    #[arg(short, long, global = true, display_order = 901, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the thing checked is wrong; 2 bad input or usage; 3 not supported on \
                           this machine or in this build; 130 interrupted.";
 
-/// The subcommands.
+/// The subcommands, the most used first.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Compute a layer of a checkpoint on activations and compare it with the f64 reference.
+    /// Compute a layer of a checkpoint, time it and compare it with the f64 reference.
     Run(run::RunArgs),
+    /// Compare a result file with the f64 reference or with another result.
+    Verify(verify::VerifyArgs),
     /// List the gated MLPs of a checkpoint with their scales.
     Inspect(inspect::InspectArgs),
-    /// Check a checkpoint against every rule; exit code 1 if there are errors.
+    /// Check a checkpoint against every rule.
     Validate(validate::ValidateArgs),
     /// Quantize the linear layers of a model as a producer would.
     Quantize(quantize::QuantizeArgs),
     /// Convert a checkpoint between ModelOpt, compressed-tensors and GGUF.
     Convert(convert::ConvertArgs),
-    /// Compare a result with the f64 reference or with another result; exit code 1 if they differ.
-    Verify(verify::VerifyArgs),
-    /// Time the kernels on named shapes and hold them against the measured roofline.
+    /// Time the kernels and hold them against the measured roofline.
     Bench(bench::BenchArgs),
-    /// Measure the kernels of the strategies on a GPU, and remember the fastest for plans to come.
+    /// Say what this machine has and which kernels would run on it.
+    Doctor(doctor::DoctorArgs),
+    /// Measure the kernels on a GPU and remember the fastest.
     Tune(tune::TuneArgs),
+    /// Run a GPU kernel in the simulator with every check on.
+    Sim(sim::SimArgs),
     /// Print the PTX of a GPU kernel.
     Ptx(ptx::PtxArgs),
-    /// Run a GPU kernel in the simulator with every check on; exit code 1 if one fails or C is wrong.
-    Sim(sim::SimArgs),
-    /// Estimate what the fused kernel takes on a B200, with the arithmetic, beside the speed of light.
+    /// Estimate what the fused kernel takes on a B200, with the arithmetic.
     #[cfg(feature = "lab")]
     Estimate(estimate::EstimateArgs),
     /// Write kernels with their launches as one file that runs without this program.
     #[cfg(feature = "lab")]
     Export(export::ExportArgs),
-    /// Say what this machine has, which kernel would run on it for each format, and why.
-    Doctor(doctor::DoctorArgs),
-    /// Run the PTX conformance cases in the simulator or on a GPU, or write them out; exit code 1 if something disagrees.
+    /// Run the PTX conformance cases in the simulator or on a GPU.
     #[cfg(feature = "lab")]
     Conformance(conformance::ConformanceArgs),
     /// Print a completion script for a shell.
@@ -76,27 +81,77 @@ pub enum Command {
 /// How to read a checkpoint that does not describe itself fully.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ReadArgs {
-    /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf, comfyui, gpt-oss, deepseek,
-    /// fp8-mxfp4, quark, auto-round or mlx. Without it, the one that the configuration or the file's metadata declares.
-    #[arg(long, value_name = "NAME")]
+    /// Convention of names and scales, if not the one that the configuration or the metadata declares.
+    #[arg(long, hide_short_help = true, help_heading = READING, value_name = "NAME", value_parser = conventions())]
     pub convention: Option<String>,
     /// Order of the rows of a fused gate/up tensor: gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows,
     /// up-gate-rows or trtllm-gen. It is never guessed.
-    #[arg(long, value_name = "ORDER")]
+    #[arg(long, hide_short_help = true, help_heading = READING, value_name = "ORDER")]
     pub gate_up_order: Option<GateUpOrder>,
     /// Which nibble of a byte holds the even element along K, where it is not the convention's.
-    #[arg(long, value_name = "ORDER", value_parser = named(NIBBLE_ORDERS))]
+    #[arg(long, hide_short_help = true, help_heading = READING, value_name = "ORDER", value_parser = named(NIBBLE_ORDERS))]
     pub nibble_order: Option<NibbleOrder>,
     /// Order of the stored block scales, where it is not the convention's.
-    #[arg(long, value_name = "LAYOUT", value_parser = named(SCALE_LAYOUTS))]
+    #[arg(long, hide_short_help = true, help_heading = READING, value_name = "LAYOUT", value_parser = named(SCALE_LAYOUTS))]
     pub scale_layout: Option<ScaleLayout>,
     /// Look only at MLPs whose name starts with this, where several parts of a model number their layers.
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, hide_short_help = true, help_heading = READING, value_name = "PREFIX")]
     pub within: Option<String>,
     /// Use 1 for activation scales that are zero, infinite or NaN, as calibration leaves them for modules that saw
     /// no activations, instead of refusing them.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = READING)]
     pub unusable_input_scale_is_one: bool,
+}
+
+impl ReadArgs {
+    /// What was given, as it is written on the command line: reports keep it, since results depend on it.
+    pub fn overrides(&self) -> Vec<String> {
+        let nibbles = self.nibble_order.map(|order| name_of(NIBBLE_ORDERS, order));
+        let options = [
+            ("--convention", self.convention.clone()),
+            ("--gate-up-order", self.gate_up_order.map(|order| order.to_string())),
+            ("--nibble-order", nibbles.map(Into::into)),
+            ("--scale-layout", self.scale_layout.map(|layout| name_of(SCALE_LAYOUTS, layout).into())),
+            ("--within", self.within.clone()),
+        ];
+        let given = options.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", value?)));
+        let one = self.unusable_input_scale_is_one.then(|| "--unusable-input-scale-is-one".into());
+        given.chain(one).collect()
+    }
+}
+
+/// [`ReadArgs::overrides`] behind what was read.
+pub fn read_with(overrides: &[String]) -> String {
+    if overrides.is_empty() { String::new() } else { format!(", read with {}", overrides.join(" ")) }
+}
+
+/// Where a command writes.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct WriteArgs {
+    /// Replace a file that is there.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// How a processor computes.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ProcessorArgs {
+    /// Threads [default: all there are].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub threads: Option<u16>,
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
+    /// neon, neondot, neoni8mm or neonbf16 [default: the best one here].
+    #[arg(long, hide_short_help = true, value_name = "ISA", help_heading = RUNNING)]
+    pub isa: Option<Isa>,
+}
+
+impl ProcessorArgs {
+    /// Runs on so many threads.
+    pub fn install<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+        let Some(threads) = self.threads else { return work() };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build();
+        pool.with_context(|| format!("--threads: cannot start {threads} threads"))?.install(work)
+    }
 }
 
 /// Which MLP of a checkpoint.
@@ -106,43 +161,49 @@ pub struct LayerArgs {
     #[arg(long, value_name = "I")]
     pub layer: Option<usize>,
     /// Expert of a mixture-of-experts layer.
-    #[arg(long, value_name = "E")]
+    #[arg(long, hide_short_help = true, value_name = "E", help_heading = MIXTURES)]
     pub expert: Option<usize>,
     /// The expert that every token goes through.
-    #[arg(long, conflicts_with = "expert")]
+    #[arg(long, hide_short_help = true, conflicts_with = "expert", help_heading = MIXTURES)]
     pub shared_expert: bool,
     /// How to read the checkpoint.
     #[command(flatten)]
     pub read: ReadArgs,
 }
 
+const READING: &str = "Reading a checkpoint that does not describe itself";
+const MIXTURES: &str = "Mixtures of experts";
+/// What few need, of the options of `run`, `verify` and `bench`.
+pub const MORE: &str = "More about A, C and what is between";
+/// Where and how kernels run.
+pub const RUNNING: &str = "Where and how to compute";
+
 /// What is computed of a checkpoint.
 #[derive(Debug, Args)]
 pub struct OperationArgs {
-    /// What to compute: gate and up of an MLP, one linear layer, a whole MLP, or a mixture of experts.
+    /// What to compute.
     #[arg(long, value_enum, value_name = "OPERATION", default_value_t = OpArg::GateUp)]
     pub op: OpArg,
     /// The layer of --op linear by its name, such as model.layers.0.self_attn.q_proj or lm_head.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["layer", "expert", "shared_expert"])]
     pub module: Option<String>,
-    /// Format between gate/up and the down projection of --op mlp and moe [default: bf16]. nvfp4 takes the down projection's
-    /// input scale, the largest of a mixture's; where there is none, an MLP has that of its values.
-    #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
+    /// Format between gate/up and the down projection of --op mlp and moe [default: bf16]. nvfp4 takes the down projection's input scale, the largest of a mixture's; where there is none, an MLP has that
+    /// of its values.
+    #[arg(long, hide_short_help = true, value_name = "FORMAT", value_parser = named(FORMATS), help_heading = MORE)]
     pub between: Option<AFormat>,
-    /// Experts of each token of --op moe. Without it, what --routing has, or what the
-    /// configuration or the metadata says, which it must not differ from.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    /// Experts of each token of --op moe. Without it, what --routing has, or what the configuration or the metadata says, which it must not differ from.
+    #[arg(long, hide_short_help = true, value_name = "N", help_heading = MIXTURES, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub top_k: Option<u32>,
     /// Safetensors file with topk_ids [M, k] (I32 or I64; -1 skips an expert) and topk_weights [M, k] (F32) for --op moe.
     /// Without it, experts and weights are drawn with --seed.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, hide_short_help = true, value_name = "FILE", help_heading = MIXTURES)]
     pub routing: Option<PathBuf>,
     /// Whether the weights of --op moe multiply what comes out of an expert or what goes in, as in Llama 4 [default: as
     /// the model's family has it].
-    #[arg(long, value_name = "SIDE", value_parser = named(ROUTER_WEIGHTS))]
+    #[arg(long, hide_short_help = true, value_name = "SIDE", value_parser = named(ROUTER_WEIGHTS), help_heading = MIXTURES)]
     pub router_weights: Option<RouterWeights>,
     /// Leave out the shared expert of --op moe, which is added otherwise.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = MIXTURES)]
     pub routed_only: bool,
 }
 
@@ -197,50 +258,54 @@ impl OpArg {
 /// What A is.
 #[derive(Debug, Args)]
 pub struct ActivationArgs {
-    /// Safetensors file with A: one float tensor of M x K, or the triple a_packed, a_scale, a_scale_2. Without it, A is
-    /// generated: normally distributed numbers, see --m and --seed.
+    /// Safetensors file with A, [M, K] in floats or nvfp4. Without it, A is generated.
+    ///
+    /// In nvfp4 it is the triple a_packed, a_scale, a_scale_2. A generated A has normally distributed numbers.
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
     /// Which tensor of the file is A, where there are several.
-    #[arg(long, value_name = "NAME", requires = "input")]
+    #[arg(long, hide_short_help = true, value_name = "NAME", requires = "input", help_heading = MORE)]
     pub input_tensor: Option<String>,
-    /// Format in which A is multiplied. Floats are rounded to f16 or bf16, or quantized to nvfp4 by the scale that
-    /// --quantize names. Without it, A stays as the file holds it (bf16 where it is generated).
-    #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
-    pub a_format: Option<AFormat>,
-    /// Quantize a float A to nvfp4 by this tensor scale, after --a-format has rounded it where that is f16 or bf16.
-    /// --a-format nvfp4 alone means static where the checkpoint has an input scale, and dynamic elsewhere.
-    #[arg(long, value_enum, value_name = "SCALE")]
-    pub quantize: Option<QuantizeArg>,
     /// Rows of a generated A [default: 64].
     #[arg(long, value_name = "M", conflicts_with = "input")]
     pub m: Option<usize>,
     /// Seed of a generated A [default: 0].
-    #[arg(long, conflicts_with = "input")]
+    #[arg(long, hide_short_help = true, conflicts_with = "input", help_heading = MORE)]
     pub seed: Option<u64>,
+    /// Format in which A is multiplied [default: as it is; bf16 where it is generated].
+    ///
+    /// Floats are rounded to f16 or bf16, or quantized to nvfp4 by the scale that --quantize names.
+    #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
+    pub a_format: Option<AFormat>,
+    /// Quantize a float A to nvfp4 by this tensor scale, after --a-format has rounded it where that is f16 or bf16.
+    /// --a-format nvfp4 alone means static where the checkpoint has an input scale, and dynamic elsewhere.
+    #[arg(long, hide_short_help = true, value_enum, value_name = "SCALE", help_heading = MORE)]
+    pub quantize: Option<QuantizeArg>,
 }
 
 /// What happens between the products and C.
 #[derive(Debug, Args)]
 pub struct EpilogueArgs {
-    /// Activation: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu,
-    /// relu2 or identity. Without it, the one that the checkpoint states.
+    /// Activation, if not the one that the checkpoint states: silu, gelu-tanh, relu or others.
+    ///
+    /// All are silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu, relu2 and
+    /// identity.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
     /// Round both products to bf16 before the activation, as unfused bf16 pipelines do.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = MORE)]
     pub round_gate_up_to_bf16: bool,
 }
 
 /// A problem on a checkpoint, which `run` solves and `verify` checks a solution of.
 #[derive(Debug, Args)]
 pub struct ProblemArgs {
-    /// What is computed.
-    #[command(flatten)]
-    pub operation: OperationArgs,
     /// The layer.
     #[command(flatten)]
     pub layer: LayerArgs,
+    /// What is computed.
+    #[command(flatten)]
+    pub operation: OperationArgs,
     /// A, or where it comes from.
     #[command(flatten)]
     pub activations: ActivationArgs,
@@ -258,15 +323,15 @@ pub enum QuantizeArg {
     Dynamic,
 }
 
-/// Names of values, with what each means.
+/// Names of values, with what each means where the name does not say it.
 pub type Names<T> = &'static [(&'static str, T, &'static str)];
 
 /// Formats of A, of C and of what is between two products.
 pub const FORMATS: Names<AFormat> = &[
-    ("f32", AFormat::F32, "32-bit float"),
-    ("f16", AFormat::F16, "IEEE half"),
-    ("bf16", AFormat::Bf16, "bfloat16"),
-    ("nvfp4", AFormat::Nvfp4, "4-bit codes, a scale per 16 and one per tensor"),
+    ("f32", AFormat::F32, ""),
+    ("f16", AFormat::F16, ""),
+    ("bf16", AFormat::Bf16, ""),
+    ("nvfp4", AFormat::Nvfp4, ""),
 ];
 /// Orders of block scales in memory.
 pub const SCALE_LAYOUTS: Names<ScaleLayout> = &[
@@ -286,11 +351,24 @@ const ROUTER_WEIGHTS: Names<RouterWeights> = &[
 
 /// Reads a value by its name; help and errors list all.
 pub fn named<T: Copy + Send + Sync + 'static>(all: Names<T>) -> impl TypedValueParser<Value = T> {
-    let values = all.iter().map(|(name, _, doc)| PossibleValue::new(*name).help(*doc));
+    let values = all.iter().map(|(name, _, doc)| match *doc {
+        "" => PossibleValue::new(*name),
+        doc => PossibleValue::new(*name).help(doc),
+    });
     PossibleValuesParser::new(values).map(|text| {
         let (_, value, _) = all.iter().find(|(name, ..)| *name == text).expect("one of the possible values");
         *value
     })
+}
+
+/// The name of one of the values.
+pub fn name_of<T: PartialEq>(all: Names<T>, value: T) -> &'static str {
+    all.iter().find(|(_, known, _)| *known == value).expect("every value has a name").0
+}
+
+/// Reads the name of a convention.
+fn conventions() -> PossibleValuesParser {
+    CONVENTIONS.iter().map(|convention| convention.name).into()
 }
 
 /// C in a format; one in nvfp4 has block scales in this order and this tensor scale.

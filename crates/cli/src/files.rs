@@ -7,6 +7,8 @@ use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::write::atomic::{AtomicDir, AtomicFile};
 use dualgemm::checkpoint::{Error, TensorFiles};
 
+use crate::args::WriteArgs;
+
 /// Opens a file of activations or of a result.
 ///
 /// # Errors
@@ -48,9 +50,12 @@ pub fn is_no_input<'a>(
 /// written, and what it would replace, is not found out hours later.
 ///
 /// # Errors
-/// If its folder takes no files or something is there that is no regular file.
-pub fn writable(output: &Path) -> anyhow::Result<PathBuf> {
+/// If its folder takes no files, or something is there: a file without `--force`, or no regular file.
+pub fn writable(output: &Path, args: WriteArgs) -> anyhow::Result<PathBuf> {
     drop(AtomicFile::create(output)?);
+    if output.exists() && !args.force {
+        bail!("{}: exists already; give another name, or --force to replace it", output.display());
+    }
     Ok(output.canonicalize().unwrap_or_else(|_| output.into()))
 }
 
@@ -58,14 +63,11 @@ pub fn writable(output: &Path) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// As there, and if a directory is there that is not empty.
-pub fn writable_model(output: &Path) -> anyhow::Result<()> {
-    let is_file = output.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf");
-    if is_file {
-        drop(AtomicFile::create(output)?)
-    } else {
-        drop(AtomicDir::create(output)?)
+pub fn writable_model(output: &Path, args: WriteArgs) -> anyhow::Result<()> {
+    match output.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf") {
+        true => writable(output, args).map(drop),
+        false => Ok(AtomicDir::create(output).map(drop)?),
     }
-    Ok(())
 }
 
 /// Writes a file under a temporary name until it is whole.

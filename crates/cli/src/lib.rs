@@ -70,7 +70,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
     }
     // The hook keeps the backtrace off the terminal; the message goes out as one line like any other.
     panic::set_hook(Box::new(|_| ()));
-    match panic::catch_unwind(AssertUnwindSafe(|| command::run(cli.command, &output))) {
+    match panic::catch_unwind(AssertUnwindSafe(|| command::run(&cli.command, &output))) {
         Ok(Ok(Verdict::Right)) => 0,
         Ok(Ok(Verdict::Wrong)) => failure::CHECK_FAILED,
         Ok(Err(error)) if report::is_broken_pipe(&error) => 0,
@@ -113,7 +113,7 @@ pub fn document(args: impl IntoIterator<Item = OsString>) -> Result<Document, Fa
     let cli = Cli::try_parse_from(&args)
         .map_err(|error| Failure { line: failure::usage_line(&error, &args), error: None })?;
     let output = Output::document();
-    let verdict = command::run(cli.command, &output)?;
+    let verdict = command::run(&cli.command, &output)?;
     Ok(Document { json: output.into_document(), right: verdict == Verdict::Right })
 }
 

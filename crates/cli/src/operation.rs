@@ -128,6 +128,7 @@ impl<'c, 'a> Given<'c, 'a> {
         let Self { operation, stated, input_scale, .. } = self;
         let report = |routing| RoutingReport::new(routing, operation.router_weights(&args.operation));
         Basis {
+            overrides: args.layer.read.overrides(),
             matrices: operation.matrices(routing),
             input_scale,
             routing: routing.map(report),

@@ -14,6 +14,9 @@ use crate::routing::OwnedRouting;
 /// What a result rests on: a part of the reports of `run` and `verify`.
 #[derive(Debug, Default, Serialize)]
 pub struct Basis {
+    /// Options that override what the checkpoint says of itself.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub overrides: Vec<String>,
     /// The weights that were read, with their tensor scales.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub matrices: Vec<MatrixReport>,
@@ -68,30 +71,51 @@ impl MatrixReport {
 
 impl fmt::Display for MatrixReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, format, from) = (&self.name, &self.format, &self.tensor_scale_from);
-        match from {
-            ScaleOrigin::Tensor { .. } => {
-                write!(f, "{name}, {format}, tensor scale {:e}, {from}", self.tensor_scale)
+        let Self { name, format, tensor_scale, .. } = self;
+        match &self.tensor_scale_from {
+            ScaleOrigin::Tensor { tensor, file } => {
+                // What both names begin with stands there already, and so does the folder; JSON has them whole.
+                let module = name.strip_suffix("weight").unwrap_or(name);
+                let tensor = tensor.strip_prefix(module).unwrap_or(tensor);
+                let file = file.file_name().unwrap_or(file.as_os_str()).display();
+                write!(f, "{name}, {format}, tensor scale {tensor_scale:e}, `{tensor}` in {file}")
             }
-            ScaleOrigin::One(_) => write!(f, "{name}, {format}, tensor scale {from}"),
+            ScaleOrigin::One(why) => write!(f, "{name}, {format}, tensor scale {why}"),
         }
     }
 }
 
-/// A line for each of a list of matrices, but only the first of many experts; roles in `width` columns after two blanks.
-pub fn write_matrices(f: &mut fmt::Formatter<'_>, all: &[MatrixReport], width: usize) -> fmt::Result {
-    let first = all.iter().find_map(|matrix| matrix.expert);
-    let more = all.iter().filter(|m| m.role == "down" && m.expert.is_some() && m.expert != first).count();
-    for matrix in all.iter().filter(|matrix| matrix.expert == first || matrix.expert.is_none()) {
-        let of = matrix.expert.map_or(String::new(), |expert| format!("expert {expert}: "));
-        let of = if matrix.shared { "shared expert: " } else { &of };
-        let and = match (matrix.role, matrix.expert.is_some(), more) {
-            ("down", true, 1..) => format!("; and {}", counted(more, "more expert")),
-            _ => String::new(),
-        };
-        writeln!(f, "  {:<width$} {of}{matrix}{and}", matrix.role)?;
+/// A line of a report: a label in a column, and what it labels, whose further lines are indented as far.
+pub fn labelled(f: &mut fmt::Formatter<'_>, label: &str, text: impl fmt::Display) -> fmt::Result {
+    writeln!(f, "  {label:<10} {}", text.to_string().replace('\n', "\n             "))
+}
+
+impl Basis {
+    /// How the checkpoint was read, a line for each matrix, but only the first of many experts, A, the activation and the
+    /// routing.
+    pub fn write(&self, f: &mut fmt::Formatter<'_>, a: &str) -> fmt::Result {
+        if !self.overrides.is_empty() {
+            labelled(f, "read with", self.overrides.join(" "))?;
+        }
+        let all = &self.matrices;
+        let first = all.iter().find_map(|matrix| matrix.expert);
+        let more = all.iter().filter(|m| m.role == "down" && m.expert.is_some() && m.expert != first).count();
+        for matrix in all.iter().filter(|matrix| matrix.expert == first || matrix.expert.is_none()) {
+            let of = matrix.expert.map_or(String::new(), |expert| format!("expert {expert}: "));
+            let of = if matrix.shared { "shared expert: " } else { &of };
+            let and = match (matrix.role, matrix.expert.is_some(), more) {
+                ("down", true, 1..) => format!("; and {}", counted(more, "more expert")),
+                _ => String::new(),
+            };
+            labelled(f, matrix.role, format!("{of}{matrix}{and}"))?;
+        }
+        let scale = self.input_scale.as_ref().filter(|scale| scale.value.is_some());
+        labelled(f, "A", format!("{a}{}", scale.map_or(String::new(), |scale| format!("\n{}", scale.from))))?;
+        if let Some(ActivationReport { activation, activation_from }) = &self.activation {
+            labelled(f, "activation", format!("{activation} ({activation_from})"))?;
+        }
+        self.routing.as_ref().map_or(Ok(()), |routing| labelled(f, "routing", routing))
     }
-    Ok(())
 }
 
 /// The tensor scale that quantizes A.
@@ -131,15 +155,6 @@ pub fn of_linear(layer: &LinearSource<'_>, value: f32) -> Option<String> {
         GlobalScaleSource::Absent => format!("--unusable-input-scale-is-one, instead of {from}"),
         GlobalScaleSource::Multiplier | GlobalScaleSource::Divisor(_) => from.to_string(),
     })
-}
-
-impl fmt::Display for InputScale {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.value {
-            Some(value) => write!(f, "tensor scale {value:e}, {}", self.from),
-            None => write!(f, "tensor scale {}", self.from),
-        }
-    }
 }
 
 /// The activation, and what says so: file and entry, the family, or the option.

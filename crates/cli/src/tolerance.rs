@@ -132,7 +132,7 @@ impl Tolerance {
 impl fmt::Display for Tolerance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.within_bound {
-            f.write_str("bounds are (6·√K + 16)·2⁻²⁴·Σ|a·b| for sums in f32, through any activation, and half a step of C")?;
+            f.write_str("allowed per element: what f32 sums may be off by, (6·√K + 16)·2⁻²⁴·Σ|a·b|, through the activation, and half a step of C")?;
             return match self.max_steps {
                 Some(_) => write!(
                     f,
@@ -142,7 +142,7 @@ impl fmt::Display for Tolerance {
                 None => Ok(()),
             };
         }
-        write!(f, "allowed are relative L2 ≤ {:e} and cosine ≥ {}", self.max_rel_l2, self.min_cosine)?;
+        write!(f, "allowed: relative L2 ≤ {:e} and cosine ≥ {}", self.max_rel_l2, self.min_cosine)?;
         if let Some(rel) = self.max_rel {
             write!(f, ", {rel:e} of any element and its row's RMS")?;
         }
@@ -156,66 +156,47 @@ impl fmt::Display for Tolerance {
     }
 }
 
-/// What a comparison found, the same in every report: the worst element against what it may be off by, all elements
-/// together, the verdict; and below, where the limits come from.
+/// What a comparison found, the same in every report: the verdict with the error of all elements together, the worst
+/// element with what it may be off by, and where the limits come from.
 pub struct Statement<'a> {
     /// What was found.
     pub found: &'a Comparison,
     /// What is allowed.
     pub tolerance: &'a Tolerance,
-    /// Which elements were compared.
+    /// Which elements were compared, and with what: follows the error.
     pub compared: String,
 }
 
 impl fmt::Display for Statement<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { found, tolerance, compared } = self;
-        let worst = &found.worst;
+        let Comparison { worst, elements, .. } = found;
+        writeln!(f, "{}: relative L2 error {:.1e}{compared}", tolerance.verdict(found), found.rel_l2)?;
         write!(f, "worst element C[{},{}] is off by {:.1e}", worst.row, worst.col, worst.error())?;
         match worst.bound.filter(|_| tolerance.within_bound) {
-            Some(bound) if found.max_of_bound < 0.01 => {
-                write!(f, ", less than 0.01 of its bound {bound:.1e}")?
-            }
-            Some(bound) if found.max_of_bound >= 100.0 => {
-                write!(f, ", {:.1e} × its bound {bound:.1e}", found.max_of_bound)?
-            }
-            Some(bound) => write!(f, ", {:.2} of its bound {bound:.1e}", found.max_of_bound)?,
-            None => write!(f, " of {:.1e}", worst.want.abs())?,
+            Some(bound) => writeln!(f, ", where {bound:.1e} is allowed")?,
+            None => writeln!(f, " from {:.1e}", worst.want)?,
         }
-        if found.over_bound > 0 && tolerance.within_bound {
-            write!(f, "; {} of {} elements are beyond theirs", found.over_bound, found.elements)?;
-        }
-        let verdict = tolerance.verdict(found);
-        writeln!(f, "; relative L2 {:.1e}, {compared}: {verdict}", found.rel_l2)?;
-        if found.not_finite > 0 {
-            let (some, all) = (found.not_finite, found.elements);
+        if !tolerance.holds(found) {
+            let compare::Worst { row, col, got, want, got_bits, want_bits, .. } = worst;
             writeln!(
                 f,
-                "{some} of {all} elements are not finite, as the reference has them: so is a number of A, or C's type is too narrow"
+                "C[{row},{col}] is {got:e} ({got_bits:#x}), the reference {want:e} ({want_bits:#x})"
             )?;
         }
-        if found.overflowed > 0 {
-            let (some, all) = (found.overflowed, found.elements);
-            writeln!(
-                f,
-                "{some} of {all} elements are not compared: a number on the way to C exceeds its type (f32: 3.4e38)"
-            )?;
+        for (count, what) in [
+            (if tolerance.within_bound { found.over_bound } else { 0 }, "off by more than is allowed"),
+            (
+                found.not_finite,
+                "not finite, and neither is the reference: a number of A is not, or C's type is too narrow",
+            ),
+            (found.overflowed, "not compared: a number on the way to C exceeds its type (f32: 3.4e38)"),
+        ] {
+            if count > 0 {
+                writeln!(f, "{count} of {elements} elements are {what}")?;
+            }
         }
-        write!(f, "{tolerance}")?;
-        match tolerance.holds(found) {
-            true => Ok(()),
-            false => write!(f, "\n{}", Worst(worst)),
-        }
-    }
-}
-
-/// The worst element as text, with both bit patterns.
-pub struct Worst<'a>(pub &'a compare::Worst);
-
-impl fmt::Display for Worst<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let compare::Worst { row, col, got, want, got_bits, want_bits, .. } = self.0;
-        write!(f, "C[{row},{col}] is {got:e} ({got_bits:#x}), the reference {want:e} ({want_bits:#x})")
+        write!(f, "{tolerance}")
     }
 }
 

@@ -37,8 +37,7 @@ pub(crate) fn init() -> Result<(), Error> {
     if !is_installed() {
         return Err(Error::Driver {
             call: "loading the CUDA driver",
-            reason: "libcuda.so was not found; install NVIDIA's driver, or use the CPU or the simulator"
-                .into(),
+            reason: "libcuda.so was not found; it comes with NVIDIA's driver".into(),
         });
     }
     cudarc::driver::result::init().map_err(|error| explain("cuInit", error))

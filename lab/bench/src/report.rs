@@ -9,8 +9,7 @@ use crate::{Bound, Roofline, Timing, Work};
 
 /// What has to be said of a share of the roofline above 100 %.
 pub fn above_the_limit(fraction: f64) -> Option<&'static str> {
-    let why =
-        "faster than the limits allow: the machine ran slower while they were measured, or operands came from a cache";
+    let why = "faster than the limits allow: the machine ran slower while they were measured, or operands came from a cache";
     (fraction > 1.0).then_some(why)
 }
 
@@ -300,10 +299,7 @@ pub(crate) mod tests {
         let mut report = report();
         report.rows[1].roofline_fraction = 1.01;
         let table = report.to_table();
-        assert!(
-            table.contains(" 101 %") && table.contains("\nfaster than the limits allow: "),
-            "{table}"
-        );
+        assert!(table.contains(" 101 %") && table.contains("\nfaster than the limits allow: "), "{table}");
     }
 
     #[test]

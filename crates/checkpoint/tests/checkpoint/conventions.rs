@@ -15,7 +15,10 @@ fn recipe_yaml_decides_nothing() {
         .unwrap();
     let e = message(&Checkpoint::open(dir.path(), &defaults()).unwrap_err());
     assert_has(&e, "no config.json, hf_quant_config.json or file metadata declares");
-    assert_has(&e, "weight_packed` looks like compressed-tensors); name the convention explicitly");
+    assert_has(
+        &e,
+        "weight_packed` looks like compressed-tensors); name the convention (--convention, in Python convention=), one of ",
+    );
     let options = OpenOptions { convention: Some("compressed-tensors".into()), ..defaults() };
     assert_mlp(&Checkpoint::open(dir.path(), &options).unwrap(), [1e-3, 2e-3], None);
 }

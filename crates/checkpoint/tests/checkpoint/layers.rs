@@ -116,7 +116,7 @@ fn a_fused_tensor_needs_an_order_that_fits() {
     let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
     assert_eq!(
         e,
-        "model.layers.0.mlp.gate_up_proj.weight: holds gate and up in one tensor; name their order explicitly, one of \
+        "model.layers.0.mlp.gate_up_proj.weight: holds gate and up in one tensor; name their order (--gate-up-order, in Python gate_up_order=), one of \
          gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows, up-gate-rows, trtllm-gen"
     );
     let e = f.open(&with_order(GateUpOrder::UpGate64)).unwrap().gate_up(0).unwrap_err().to_string();

@@ -21,7 +21,7 @@ use serde_json::json;
 
 use self::operands::{Operands, desc, memory};
 use super::Verdict;
-use crate::args::{DeviceArg, FORMATS, OpArg, named};
+use crate::args::{DeviceArg, FORMATS, OpArg, ProcessorArgs, RUNNING, WriteArgs, named};
 use crate::computation::{Costs as _, Routed};
 use crate::files::{writable, write_whole};
 use crate::machine::{self, Machine};
@@ -35,17 +35,17 @@ pub struct BenchArgs {
     /// Shape sets (challenge, decode, prefill, llama) or single shapes as MxNxK, comma-separated.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "challenge")]
     pub shapes: Vec<String>,
-    /// What to compute: gate and up, a linear layer, a whole MLP with a down projection back to K, or a mixture of them.
+    /// What to compute; an MLP's down projection goes back to K.
     #[arg(long, value_enum, value_name = "OPERATION", default_value_t = OpArg::GateUp)]
     pub op: OpArg,
     /// Format between gate/up and the down projection of --op mlp and moe [default: bf16].
-    #[arg(long, value_name = "FORMAT", value_parser = named(FORMATS))]
+    #[arg(long, hide_short_help = true, value_name = "FORMAT", value_parser = named(FORMATS))]
     pub between: Option<AFormat>,
     /// Experts of --op moe [default: 32].
-    #[arg(long, value_name = "E", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, hide_short_help = true, value_name = "E", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub experts: Option<u16>,
     /// Experts of each token of --op moe [default: 8].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub top_k: Option<u16>,
     /// Formats of A, comma-separated. f32, f16 and bf16 are used as they are.
     #[arg(long, value_name = "FORMATS", value_delimiter = ',', default_value = "nvfp4", value_parser = named(FORMATS))]
@@ -53,31 +53,27 @@ pub struct BenchArgs {
     /// Format of C.
     #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = named(FORMATS))]
     pub out_dtype: AFormat,
-    /// How a GPU puts the operation together: a name of --list, several of them comma-separated, all, or auto, the
-    /// fastest that is known. Processors have one way, the fused kernel.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "auto")]
-    pub strategy: Vec<String>,
     /// Where to compute: cpu, cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
+    /// How a GPU puts the operation together: names of --list, comma-separated, all, or auto, the fastest known.
+    ///
+    /// Processors have one way, the fused kernel.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "auto")]
+    pub strategy: Vec<String>,
     /// Whether a processor's weights come from memory or from the cache. On a GPU they come from memory.
-    #[arg(long, value_enum, default_value_t = CacheArg::Cold)]
+    #[arg(long, hide_short_help = true, value_enum, default_value_t = CacheArg::Cold, help_heading = RUNNING)]
     pub cache: CacheArg,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
-    /// neon, neondot, neoni8mm or neonbf16. Without it, the best one here.
-    #[arg(long, value_name = "ISA")]
-    pub isa: Option<Isa>,
-    /// Threads; without it, all there are.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub processor: ProcessorArgs,
     /// Time to spend on each measurement, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = parse_seconds)]
     pub budget: f64,
     /// One run of each, to see that everything works.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = RUNNING)]
     pub smoke: bool,
     /// Do not compare with the f64 reference.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = RUNNING)]
     pub no_check: bool,
     /// Write the measurements as CSV.
     #[arg(long, value_name = "FILE")]
@@ -85,6 +81,8 @@ pub struct BenchArgs {
     /// Draw them under the roofline, as .svg or .png.
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub write: WriteArgs,
     /// List the shape sets and the strategies, and end.
     #[arg(long)]
     pub list: bool,
@@ -144,8 +142,10 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Right);
     }
     let shapes = parse_shapes(&args.shapes)?;
-    let plot = args.plot.as_deref().map(plot_file).transpose()?;
-    args.csv.as_deref().map(writable).transpose()?;
+    args.plot.as_deref().map(plot::format).transpose()?;
+    let writable = |path: &PathBuf| writable(path, args.write);
+    let plot = args.plot.as_ref().map(writable).transpose()?;
+    args.csv.as_ref().map(writable).transpose()?;
     if args.between.is_some() && !matches!(args.op, OpArg::Mlp | OpArg::Moe) {
         bail!("--between: is for --op mlp and moe; this is --op {}", args.op.name());
     }
@@ -167,24 +167,18 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
             args.strategy.join(",")
         );
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0).into()).build();
-    let report = pool
-        .context("--threads: cannot start the threads")?
-        .install(|| measure_all(args, &shapes, output))?;
-    if let Some(path) = &args.csv {
-        write_whole(path, report.to_csv().as_bytes())?;
-    }
-    if let Some(path) = &plot {
-        plot::roofline(&report, path)?;
-    }
+    let report = args.processor.install(|| measure_all(args, &shapes, output))?;
+    keep(args, plot.as_deref(), &report)?;
     output.say(&report, &text(&report))?;
     Ok(Verdict::Right)
 }
 
-/// Where a plot will be written, if it can be.
-fn plot_file(path: &Path) -> anyhow::Result<PathBuf> {
-    plot::format(path)?;
-    writable(path)
+/// Writes the files that are asked for.
+fn keep(args: &BenchArgs, plot: Option<&Path>, report: &Report) -> anyhow::Result<()> {
+    if let Some(path) = &args.csv {
+        write_whole(path, report.to_csv().as_bytes())?;
+    }
+    plot.map_or(Ok(()), |path| Ok(plot::roofline(report, path)?))
 }
 
 /// Names of sets and shapes, in the order given.
@@ -212,7 +206,7 @@ pub(super) fn shape(text: &str) -> Result<Shape, String> {
 }
 
 fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::Result<Report> {
-    let isa = args.isa.map_or_else(Isa::detect, Ok)?;
+    let isa = args.processor.isa.map_or_else(Isa::detect, Ok)?;
     let limits = limits::measure(isa, rayon::current_num_threads())?;
     let roofline = |desc: &AnyDesc, routed: Routed| {
         let mut names: Vec<_> =
@@ -222,7 +216,7 @@ fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::R
         let roofline = Roofline { flops_per_s, bytes_per_s: limits.dram_read };
         NamedRoofline { name: format!("{isa} {}", names.join(" and ")), roofline }
     };
-    let target = Target::Cpu(CpuOptions { isa: args.isa, ..CpuOptions::default() });
+    let target = Target::Cpu(CpuOptions { isa: args.processor.isa, ..CpuOptions::default() });
     let mut rooflines = Vec::<NamedRoofline>::new();
     let mut rows = Vec::new();
     let bar = output.progress("bench", shapes.len() * args.a_format.len());

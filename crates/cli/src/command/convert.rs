@@ -12,8 +12,8 @@ use dualgemm::checkpoint::write::{self, WriteReport};
 use serde::Serialize;
 
 use super::Verdict;
-use crate::args::ReadArgs;
-use crate::report::{Output, counted};
+use crate::args::{ReadArgs, WriteArgs, read_with};
+use crate::report::{Output, counted, grouped, starred, times};
 use crate::{files, layer};
 
 /// Arguments of `convert`.
@@ -28,11 +28,14 @@ pub struct ConvertArgs {
     /// Convention to write: modelopt, compressed-tensors or gguf.
     #[arg(long, value_name = "CONVENTION")]
     pub to: write::Output,
-    /// Write the gated MLPs alone, where the rest cannot be written: to GGUF, of models that are not of the Llama, Mistral,
-    /// Qwen2 or Qwen3 family; from GGUF. Biases go with them, and a norm or a scale in an MLP is an error. Engines do not load
-    /// such a file.
+    /// Write the gated MLPs alone, where the rest cannot be written. Engines do not load such a file.
+    ///
+    /// That is so to GGUF, of models that are not of the Llama, Mistral, Qwen2 or Qwen3 family; and from GGUF. Biases go
+    /// with them, and a norm or a scale in an MLP is an error.
     #[arg(long)]
     pub mlp_only: bool,
+    #[command(flatten)]
+    pub write: WriteArgs,
     #[command(flatten)]
     pub read: ReadArgs,
 }
@@ -41,6 +44,8 @@ pub struct ConvertArgs {
 struct Report {
     input: PathBuf,
     from: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    overrides: Vec<String>,
     to: write::Output,
     /// Quantized layers that were written.
     linears: usize,
@@ -54,26 +59,25 @@ struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, linears, skipped_linears, written, .. } = self;
-        let files: Vec<String> = written.files.iter().map(|file| file.display().to_string()).collect();
-        write!(
-            f,
-            "{}: {from} to {}, {}, ",
-            self.input.display(),
-            to.name(),
-            counted(*linears, "quantized layer")
-        )?;
-        write!(f, "{} in {}", counted(written.tensors, "tensor"), files.join(", "))?;
-        match written.skipped.as_slice() {
-            [] => Ok(()),
-            skipped => {
-                let counts =
-                    [(skipped.len() - skipped_linears, "tensor"), (*skipped_linears, "quantized layer")];
-                let counts: Vec<String> =
-                    counts.iter().filter(|(n, _)| *n != 0).map(|&(n, what)| counted(n, what)).collect();
-                let (counts, names) = (counts.join(" and "), skipped.join(", "));
-                write!(f, "\ngated MLPs only, which engines do not load; left out: {counts}: {names}")
-            }
+        let (input, read) = (self.input.display(), read_with(&self.overrides));
+        let (linears, tensors) = (counted(*linears, "quantized layer"), counted(written.tensors, "tensor"));
+        write!(f, "{input}: {from}{read} to {}, {linears}, {tensors} in", to.name())?;
+        written.files.iter().try_for_each(|file| write!(f, "\n  {}", file.display()))?;
+        if written.skipped.is_empty() {
+            return Ok(());
         }
+        let counts =
+            [(written.skipped.len() - skipped_linears, "tensor"), (*skipped_linears, "quantized layer")];
+        let counts = counts.into_iter().filter(|(n, _)| *n != 0).map(|(n, what)| counted(n, what));
+        let counts = counts.collect::<Vec<_>>().join(" and ");
+        write!(f, "\ngated MLPs only, which engines do not load; left out: {counts}:")?;
+        // Layers of a model have the same names.
+        let names = grouped(&written.skipped, |name| starred(name, 0));
+        let name = |(starred, names): &(String, Vec<&String>)| match names.as_slice() {
+            [one] => one.to_string(),
+            several => times(starred, several.len()),
+        };
+        names.iter().try_for_each(|names| write!(f, "\n  {}", name(names)))
     }
 }
 
@@ -92,13 +96,14 @@ pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
     let read = checkpoint.files().paths().chain([args.input.as_path()]);
     files::is_no_input("OUT", &args.out, read)?;
-    files::writable_model(&args.out)?;
+    files::writable_model(&args.out, args.write)?;
     let model = write::Model { mlp_only: args.mlp_only, ..checkpoint.export(args.to)? };
     let written = write::write(&args.out, args.to, &model)?;
     let skipped_linears = model.linears.iter().filter(|l| written.skipped.contains(&l.module)).count();
     output.emit(&Report {
         input: args.input.clone(),
         from: checkpoint.convention().name,
+        overrides: args.read.overrides(),
         to: args.to,
         linears: model.linears.len() - skipped_linears,
         skipped_linears,

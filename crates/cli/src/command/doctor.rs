@@ -7,8 +7,8 @@ use dualgemm::device::Device as _;
 use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat};
 use dualgemm::strategies::blackwell::Estimate;
-use dualgemm::strategies::{Error as GpuError, Gpu, STRATEGIES, Strategy};
-use dualgemm::{DualGemm, GpuId, Target};
+use dualgemm::strategies::{Gpu, GpuOptions, STRATEGIES, Strategy};
+use dualgemm::{DualGemm, Error, GpuId, Target};
 use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::registry::seen_on;
 use dualgemm_kernels::{sm80, sm90a, sm120a};
@@ -171,10 +171,13 @@ fn gpus() -> (Listing, Listing) {
         };
         let mut any = false;
         for s in STRATEGIES {
-            let refused = usable(*s, gpu, GPU_ROWS).err();
-            let (strategy, available) = (s.name(), refused.is_none());
+            let usable = usable(*s, &id, gpu);
+            let (strategy, available) = (s.name(), usable.is_ok());
             any |= available;
-            let why = refused.map_or_else(|| s.doc().into(), |error| error.to_string());
+            let why = match usable {
+                Ok(kernel) => format!("{}; here by {kernel}", s.doc()),
+                Err(error) => error.to_string(),
+            };
             let object = json!({ "device": name, "strategy": strategy, "available": available, "why": why });
             strategies.row(object, [name.clone(), strategy.into(), yes_or_no(available), why]);
         }
@@ -192,16 +195,18 @@ fn gpus() -> (Listing, Listing) {
     (devices, strategies)
 }
 
-/// Whether a strategy takes a common problem on a GPU.
-fn usable(s: &dyn Strategy, gpu: &'static Gpu, m: usize) -> Result<(), GpuError> {
+/// The kernel by which a strategy computes a common problem on a GPU.
+fn usable(s: &dyn Strategy, id: &GpuId, gpu: &'static Gpu) -> Result<String, Error> {
     let (n, k) = FEATURES_AND_K;
     let desc = DualGemmDesc {
         out: OutFormat::F16,
-        ..DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
+        ..DualGemmDesc::new(GPU_ROWS, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
     };
-    s.kernels(&desc, 1, gpu.info())?;
+    let options = GpuOptions { strategy: Some(s.name().into()), ..GpuOptions::default() };
+    let plan = DualGemm::plan(&desc, &Target::Gpu(id.clone(), options))?;
+    // A plan is made without the library that it runs by.
     if s.needs_library() {
         gpu.blas()?;
     }
-    Ok(())
+    Ok(plan.kernel().into())
 }

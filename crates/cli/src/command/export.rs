@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use super::Verdict;
 use super::bench::shape;
-use crate::files::write_whole;
+use crate::args::WriteArgs;
+use crate::files::{writable, write_whole};
 use crate::report::Output;
 
 /// Arguments of `export`.
@@ -32,6 +33,8 @@ pub struct ExportArgs {
     /// The file to write.
     #[arg(short, long, value_name = "FILE", default_value = "submission.py")]
     pub output: PathBuf,
+    #[command(flatten)]
+    pub write: WriteArgs,
 }
 
 /// What a file is for.
@@ -52,6 +55,7 @@ pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
             ARCHES.map(Target::as_str).join(", ")
         );
     };
+    writable(&args.output, args.write)?;
     for shape in &args.shape {
         let &Shape { m, n, k } = shape;
         let desc = DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4);

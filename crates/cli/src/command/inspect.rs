@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use self::matrices::Matrices;
 use super::Verdict;
-use crate::args::ReadArgs;
+use crate::args::{ReadArgs, read_with};
 use crate::layer;
 use crate::report::{Bytes, Output, Table, grouped, span};
 
@@ -36,6 +36,8 @@ pub struct InspectArgs {
 struct Report {
     checkpoint: PathBuf,
     convention: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    overrides: Vec<String>,
     files: Vec<PathBuf>,
     bytes: usize,
     mlps: Vec<MlpReport>,
@@ -254,7 +256,8 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, bytes) = (self.tensor_count, Bytes(self.bytes as u64));
-        writeln!(f, "{}: {}, {count} tensors, {bytes}", self.checkpoint.display(), self.convention)?;
+        let read = read_with(&self.overrides);
+        writeln!(f, "{}: {}{read}, {count} tensors, {bytes}", self.checkpoint.display(), self.convention)?;
         let mut table = Table::new(&[
             "layer",
             "MLP",
@@ -335,6 +338,7 @@ pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
     output.emit(&Report {
         checkpoint: args.checkpoint.clone(),
         convention: checkpoint.convention().name,
+        overrides: args.read.overrides(),
         files: files.paths().map(Into::into).collect(),
         bytes: files.total_bytes(),
         mlps,

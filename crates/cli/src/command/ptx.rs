@@ -1,5 +1,7 @@
 //! `ptx --kernel NAME --arch ARCH`: the text of a GPU kernel, as a device would get it.
 
+use std::collections::BTreeSet;
+
 use anyhow::{anyhow, bail};
 use clap::Args;
 use dualgemm::gemm::Activation;
@@ -21,8 +23,7 @@ pub struct PtxArgs {
     /// Tile and pipeline; without it, the first that --list shows.
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
-    /// Activation, silu if nothing is said: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT),
-    /// gelu-tanh, relu, relu2 or identity.
+    /// Activation [default: silu]; `dualgemm run --help` lists them.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
     /// For N that is no multiple of 8: rows of C start anywhere.
@@ -36,8 +37,15 @@ pub struct PtxArgs {
 /// The kernel of that name for that architecture, or an error that lists those there are.
 pub(super) fn find(name: &str, arch: &str) -> anyhow::Result<&'static Kernel> {
     KERNELS.iter().find(|k| (k.name, k.arch.as_str()) == (name, arch)).ok_or_else(|| {
-        let there: Vec<String> = KERNELS.iter().map(|k| format!("{} for {}", k.name, k.arch)).collect();
-        anyhow!("there is no kernel {name:?} for {arch:?}; there are: {}", there.join(", "))
+        let archs = KERNELS.iter().filter(|k| k.name == name).map(|k| k.arch.as_str());
+        match archs.collect::<Vec<_>>().as_slice() {
+            [] => {
+                let names: BTreeSet<&str> = KERNELS.iter().map(|k| k.name).collect();
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                anyhow!("--kernel {name}: there is no such kernel; there are {names}")
+            }
+            archs => anyhow!("--arch {arch}: kernel {name} is written for {}", archs.join(", ")),
+        }
     })
 }
 
@@ -68,7 +76,7 @@ pub(super) fn check_config<'k>(
     configs.sort_by_key(|config| std::cmp::Reverse(shared(config)));
     let (count, closest) = (configs.len(), configs[..CLOSEST.min(configs.len())].join(", "));
     bail!(
-        "--config {asked}: is none of the {count} configurations; closest are {closest}; ptx --list has all"
+        "--config {asked}: there is no such configuration; the closest of {count} are {closest}; see ptx --list"
     )
 }
 

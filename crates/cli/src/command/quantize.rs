@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 mod choice;
 
 use super::Verdict;
-use crate::args::{Names, named};
+use crate::args::{Names, WriteArgs, named};
 use crate::calibration::Calibration;
 use crate::files::{is_no_input, writable_model};
 use crate::report::{Output, Table, counted, grouped, span, starred, times};
@@ -42,31 +42,37 @@ pub struct QuantizeArgs {
     /// Safetensors file, or directory of them, with float tensors.
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// What to write: a .safetensors file; a directory where the producer's convention has one; a .gguf file with
-    /// --producer ggml.
+    /// What to write: a directory or a .safetensors file; a .gguf file with --producer ggml.
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
     /// Whose arithmetic and naming to follow.
     #[arg(long, value_name = "NAME", value_parser = named(PRODUCERS))]
     pub producer: Producer,
-    /// Choose each block's scale by least squared error instead of by the producer's rule. The tensor scale is the
-    /// producer's, or one that lets block scales reach 256 instead of 448, where that errs less and no block loses by it.
+    /// Choose each block's scale by least squared error instead of by the producer's rule.
+    ///
+    /// The tensor scale is the producer's, or one that lets block scales reach 256 instead of 448, where that errs less
+    /// and no block loses by it.
     #[arg(long, value_name = "HOW", value_parser = named(SEARCHES))]
     pub search: Option<Search>,
-    /// Give each tensor its own tensor scale. Without this, q, k and v share one, and so do gate and up, as with ModelOpt
-    /// and llm-compressor. vLLM applies one scale to each of these sets: with separate scales its results are wrong.
+    /// Give each tensor its own tensor scale, instead of one to q, k and v and one to gate and up.
+    ///
+    /// ModelOpt and llm-compressor share them, and vLLM applies one scale to each of these sets: with separate scales
+    /// its results are wrong.
     #[arg(long)]
     pub separate_scales: bool,
     /// Copy tensors whose name contains this text instead of quantizing them; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub skip: Vec<String>,
-    /// What went into each layer while the model ran, as dualgemm.calibrate of the Python package writes it. With it, files
-    /// hold input scales, and activations can be quantized with these (W4A4).
+    /// What went into each layer while the model ran, from dualgemm.calibrate of the Python package: adds input scales.
+    ///
+    /// With these, activations can be quantized too (W4A4).
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
     /// Of a GGUF file, write the gated MLPs alone. llama.cpp does not load it.
     #[arg(long)]
     pub mlp_only: bool,
+    #[command(flatten)]
+    pub write: WriteArgs,
 }
 
 const PRODUCERS: Names<Producer> = &[
@@ -181,36 +187,19 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     if files.config().is_none() {
         notes.push(NO_CONFIG.into());
     }
-    writable_model(&args.out)?;
+    writable_model(&args.out, args.write)?;
     let groups = groups(chosen, args.separate_scales);
     let bar = output.progress("quantize", groups.len());
-    let weights: BTreeMap<&str, &FloatWeight<'_>> =
-        groups.iter().flatten().map(|weight| (weight.name.as_str(), weight)).collect();
-    let quantized: Vec<(QuantizedMatrix<'static>, TensorReport)> = groups
-        .par_iter()
-        .map(|group| {
-            let done = quantize_one_group(group, args.producer, search);
-            bar.inc(1);
-            done
-        })
-        .collect::<anyhow::Result<Vec<_>>>()?
-        .into_iter()
-        .flatten()
-        .collect();
-    bar.finish_and_clear();
-    let input_scale = |name: &str| {
-        let scale = calibration.as_ref().map(|c| c.input_scale(&weights[name].inputs, args.producer));
-        scale.transpose()
+    let quantize = |group: &Vec<FloatWeight<'_>>| {
+        let done = quantize_one_group(group, args.producer, search, calibration.as_ref());
+        bar.inc(1);
+        done
     };
-    let input_scales = quantized
-        .iter()
-        .map(|(matrix, _)| input_scale(matrix.name()))
-        .collect::<anyhow::Result<Vec<Option<GlobalScale>>>>()?;
-    let (matrices, tensors): (Vec<_>, Vec<_>) = quantized.into_iter().unzip();
-    let dtypes: Vec<FloatType> = tensors.iter().map(|t: &TensorReport| t.dtype).collect();
-    let experts: Vec<Option<usize>> = matrices.iter().map(|m| weights[m.name()].experts).collect();
+    let done = groups.par_iter().map(quantize).collect::<anyhow::Result<Vec<_>>>()?;
+    bar.finish_and_clear();
+    let (linears, tensors): (Vec<_>, Vec<_>) = done.into_iter().flatten().unzip();
     let copied_names = copied.iter().map(|t| t.name.clone()).collect();
-    let left_out = form.write(args, matrices, &input_scales, &experts, &dtypes, copied, &files)?;
+    let left_out = form.write(args, linears, copied, &files)?;
     output.emit(&Report {
         input: args.input.clone(),
         output: args.out.clone(),
@@ -250,12 +239,22 @@ fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
 }
 
+/// A weight in 4 bits, and what belongs to it.
+struct Quantized {
+    matrix: QuantizedMatrix<'static>,
+    /// Type of the floats.
+    dtype: FloatType,
+    experts: Option<usize>,
+    input_scale: Option<GlobalScale>,
+}
+
 /// Quantizes tensors under one tensor scale and measures what that loses.
 fn quantize_one_group(
     group: &[FloatWeight<'_>],
     producer: Producer,
     search: Search,
-) -> anyhow::Result<Vec<(QuantizedMatrix<'static>, TensorReport)>> {
+    calibration: Option<&Calibration>,
+) -> anyhow::Result<Vec<(Quantized, TensorReport)>> {
     let floats = group.iter().map(FloatWeight::floats).collect::<Result<Vec<_>, _>>()?;
     for (weight, x) in group.iter().zip(&floats) {
         check_finite(&weight.name, x)?;
@@ -266,21 +265,22 @@ fn quantize_one_group(
         Search::Plain => None,
         Search::Mse => Some(quantize_group(&named, producer, Search::Plain)?),
     };
-    let report = |index: usize, q: &QuantizedMatrix<'_>| {
-        let x = &floats[index];
-        let rel_l2 = relative_l2(q, x);
-        TensorReport {
-            name: q.name().into(),
-            shape: [q.rows(), q.k()],
-            dtype: x.float_type(),
-            tensor_scale: q.global_scale().value(),
-            tensor_scale_held: q.global_scale().held(),
+    let done = |(index, matrix): (usize, QuantizedMatrix<'static>)| {
+        let (weight, x) = (&group[index], &floats[index]);
+        let (dtype, rel_l2) = (x.float_type(), relative_l2(&matrix, x));
+        let report = TensorReport {
+            name: matrix.name().into(),
+            shape: [matrix.rows(), matrix.k()],
+            dtype,
+            tensor_scale: matrix.global_scale().value(),
+            tensor_scale_held: matrix.global_scale().held(),
             rel_l2,
             rel_l2_plain: plain.as_ref().map_or(rel_l2, |plain| relative_l2(&plain[index], x)),
-        }
+        };
+        let input_scale = calibration.map(|c| c.input_scale(&weight.inputs, producer)).transpose()?;
+        Ok((Quantized { matrix, dtype, experts: weight.experts, input_scale }, report))
     };
-    let reports: Vec<_> = found.iter().enumerate().map(|(index, q)| report(index, q)).collect();
-    Ok(found.into_iter().zip(reports).collect())
+    found.into_iter().enumerate().map(done).collect()
 }
 
 /// A code of NaN or infinity would be some other number.
@@ -344,30 +344,25 @@ impl Form {
     }
 
     /// Writes, and returns the names of the tensors that there is no room for.
-    #[expect(clippy::too_many_arguments, reason = "what is written")]
     fn write(
         self,
         args: &QuantizeArgs,
-        matrices: Vec<QuantizedMatrix<'_>>,
-        input_scales: &[Option<GlobalScale>],
-        experts: &[Option<usize>],
-        dtypes: &[FloatType],
+        quantized: Vec<Quantized>,
         others: Vec<TensorOut<'_>>,
         files: &TensorFiles,
     ) -> anyhow::Result<Vec<String>> {
         let config = files.config().map(|json| &json.value);
         match self {
             Self::Checkpoint(convention) => {
-                let linear = |((weight, &input_scale), &experts): ((QuantizedMatrix<'_>, _), _)| LinearOut {
-                    module: module(weight.name()).into(),
-                    weight: weight.into_owned().into(),
+                let linear = |Quantized { matrix, experts, input_scale, .. }| LinearOut {
+                    module: module(matrix.name()).into(),
+                    weight: matrix.into(),
                     experts,
                     input_scale,
                     bias: None,
                 };
-                let linears = matrices.into_iter().zip(input_scales).zip(experts).map(linear).collect();
                 let model = Model {
-                    linears,
+                    linears: quantized.into_iter().map(linear).collect(),
                     others,
                     config: config.cloned(),
                     source: Some(args.input.clone()),
@@ -378,8 +373,10 @@ impl Form {
                 Ok(write::write(&args.out, convention, &model)?.skipped)
             }
             Self::Torchao => {
-                let mut tensors: Vec<TensorOut<'_>> = matrices.iter().flat_map(torchao_tensors).collect();
-                let mut metadata = torchao_metadata(&matrices, dtypes, &others);
+                let weights: Vec<_> = quantized.iter().map(|done| (&done.matrix, done.dtype)).collect();
+                let mut tensors: Vec<TensorOut<'_>> =
+                    weights.iter().flat_map(|(matrix, _)| torchao_tensors(matrix)).collect();
+                let mut metadata = torchao_metadata(&weights, &others);
                 metadata.extend(config.map(write::config_to_metadata));
                 tensors.extend(others);
                 safetensors::write_to(&args.out, &tensors, &metadata)?;
@@ -401,11 +398,10 @@ fn torchao_tensors<'m>(m: &'m QuantizedMatrix<'_>) -> [TensorOut<'m>; 3] {
     ]
 }
 
-/// What torchao's reader needs to put its tensors together again; `dtypes` are those of the floats, to which it
-/// dequantizes.
+/// What torchao's reader needs to put its tensors together again: weights with the type of the floats, to which it
+/// dequantizes, and the others.
 fn torchao_metadata(
-    matrices: &[QuantizedMatrix<'_>],
-    dtypes: &[FloatType],
+    weights: &[(&QuantizedMatrix<'_>, FloatType)],
     copied: &[TensorOut<'_>],
 ) -> BTreeMap<String, String> {
     let quantized = |dtype: FloatType| {
@@ -426,7 +422,7 @@ fn torchao_metadata(
             "_tensor_data_names": ["qdata", "scale", "per_tensor_scale"],
         })
     };
-    let entries = matrices.iter().zip(dtypes).map(|(m, &dtype)| (m.name(), quantized(dtype).to_string()));
+    let entries = weights.iter().map(|&(m, dtype)| (m.name(), quantized(dtype).to_string()));
     let plain = copied.iter().map(|t| (t.name.as_str(), json!({ "_type": "Tensor" }).to_string()));
     let mut metadata: BTreeMap<String, String> =
         entries.chain(plain).map(|(name, entry)| (name.to_string(), entry)).collect();
@@ -444,7 +440,7 @@ mod tests {
     fn torchao_finds_every_field_of_its_tensor() {
         let x = FloatMatrix::F32(dualgemm::formats::Matrix::new("x", 1, 16, vec![1.0; 16]).unwrap());
         let q = dualgemm::formats::quantize("m.weight", &x, Producer::Torchao, Search::Plain).unwrap();
-        let metadata = torchao_metadata(&[q], &[FloatType::Bf16], &[]);
+        let metadata = torchao_metadata(&[(&q, FloatType::Bf16)], &[]);
         let entry: Value = serde_json::from_str(&metadata["m.weight"]).unwrap();
         let theirs = json!({
             "_type": "NVFP4Tensor",

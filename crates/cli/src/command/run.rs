@@ -10,11 +10,11 @@ pub(super) mod report;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use dualgemm::check::{RowSample, reference_rate};
 use dualgemm::checkpoint::Checkpoint;
-use dualgemm::cpu::{CpuOptions, Isa};
+use dualgemm::cpu::CpuOptions;
 use dualgemm::device::Device as _;
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::{AFormat, AOperand, Bounded, DualGemmDesc, OutFormat, OutScale};
@@ -24,7 +24,9 @@ use dualgemm_bench::{Protocol, Timing};
 use self::report::{ErrorReport, Report, RooflineReport};
 use super::Verdict;
 use crate::activation::Source;
-use crate::args::{DeviceArg, FORMATS, ProblemArgs, SCALE_LAYOUTS, named};
+use crate::args::{
+    DeviceArg, FORMATS, MORE, ProblemArgs, ProcessorArgs, RUNNING, SCALE_LAYOUTS, WriteArgs, named,
+};
 use crate::computation::{Costs as _, Routed, kernels, measure_limits};
 use crate::layer;
 use crate::machine::{self, Machine};
@@ -53,37 +55,36 @@ pub struct RunArgs {
     pub checkpoint: PathBuf,
     #[command(flatten)]
     pub problem: ProblemArgs,
-    /// Format of C. nvfp4 re-quantizes C for the down projection, with that one's input scale where there is one.
+    /// Format of C.
+    ///
+    /// nvfp4 re-quantizes C for the down projection, with that one's input scale where there is one.
     #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = named(FORMATS))]
     pub out_dtype: AFormat,
     /// Order of the block scales of an nvfp4 C; without it, row by row.
-    #[arg(long, value_name = "LAYOUT", value_parser = named(SCALE_LAYOUTS))]
+    #[arg(long, hide_short_help = true, value_name = "LAYOUT", value_parser = named(SCALE_LAYOUTS), help_heading = MORE)]
     pub out_scale_layout: Option<ScaleLayout>,
+    /// Safetensors file to write C to: tensor `c`, or c_packed, c_scale and c_scale_2.
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub write: WriteArgs,
+    /// Rows to compare with the f64 reference: all, none, or how many [default: what a few seconds allow].
+    #[arg(long, value_name = "ROWS", value_parser = parse_check)]
+    pub check: Option<Check>,
     /// Where to compute: cpu, cuda, cuda:N, or a simulated GPU, sim:sm_90a, for up to 2^34 multiplications.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
     /// How a GPU puts the operation together, see bench --list; without it, the fastest that is known.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, hide_short_help = true, value_name = "NAME", help_heading = RUNNING)]
     pub strategy: Option<String>,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
-    /// neon, neondot, neoni8mm or neonbf16. Without it, the best one here.
-    #[arg(long, value_name = "ISA")]
-    pub isa: Option<Isa>,
-    /// Threads; without it, all there are.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub processor: ProcessorArgs,
     /// Timed runs; without it, as many as fit 0.3 s, at least one, and one if simulated.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, hide_short_help = true, value_name = "N", help_heading = RUNNING, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub repeat: Option<u32>,
-    /// Rows to compare with the f64 reference: all, none, or how many. Without it, as many as take a few seconds.
-    #[arg(long, value_name = "ROWS", value_parser = parse_check)]
-    pub check: Option<Check>,
     /// Do not measure the limits of this machine, which takes half a second.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, help_heading = RUNNING)]
     pub no_roofline: bool,
-    /// Safetensors file for C: tensor `c`, or c_packed, c_scale and c_scale_2.
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
 }
 
 /// How much of C is compared.
@@ -116,14 +117,7 @@ fn out_format(args: &RunArgs, operation: &Operation<'_>) -> anyhow::Result<OutFo
 
 /// Computes, compares, writes.
 pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
-    match args.threads {
-        None => compute(args, output),
-        Some(threads) => {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build();
-            pool.with_context(|| format!("--threads: cannot start {threads} threads"))?
-                .install(|| compute(args, output))
-        }
-    }
+    args.processor.install(|| compute(args, output))
 }
 
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
@@ -134,7 +128,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
             [Some(&args.checkpoint), activations.input.as_ref(), operation.routing.as_ref()].into_iter();
         let inputs = inputs.flatten().map(PathBuf::as_path);
         files::is_no_input("--output", path, inputs.chain(checkpoint.files().paths()))?;
-        files::writable(path)?;
+        files::writable(path, args.write)?;
     }
     let source = Source::open(activations)?;
     let report = match floats::weight(&checkpoint, operation) {
@@ -249,11 +243,11 @@ fn target(args: &RunArgs, desc: &AnyDesc) -> anyhow::Result<(Target, String)> {
             let last = desc.last();
             let c_in_f32 = 4.0 * last.m as f64 * last.n as f64;
             let dynamic_c_twice = c_in_f32 > MAX_C_IN_F32 * desc.packed_bytes(Routed::default());
-            let options = CpuOptions { isa: args.isa, dynamic_c_twice, ..CpuOptions::default() };
+            let options = CpuOptions { isa: args.processor.isa, dynamic_c_twice, ..CpuOptions::default() };
             Ok((Target::Cpu(options), Machine::detect().cpu_model))
         }
         DeviceArg::Gpu(id) => {
-            if args.isa.is_some() {
+            if args.processor.isa.is_some() {
                 bail!("--isa: {id} is a GPU; instruction sets are those of --device cpu");
             }
             let options = GpuOptions { strategy: args.strategy.clone(), ..GpuOptions::default() };

@@ -55,12 +55,12 @@ pub struct SimArgs {
     /// Seed of the operands and of the interleaving.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Tile and pipeline, see `ptx --list`; without it, the one whose tile fits M. On Blackwell the operands are what the
-    /// configuration takes: nvfp4 without one, mxfp4, or A in f16 or bf16.
+    /// Tile and pipeline, see `ptx --list`; without it, the one whose tile fits M.
+    ///
+    /// On Blackwell the operands are what the configuration takes: nvfp4 without one, mxfp4, or A in f16 or bf16.
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
-    /// Activation: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu,
-    /// relu2 or identity.
+    /// Activation; `dualgemm run --help` lists them.
     #[arg(long, value_name = "NAME", default_value = "silu")]
     pub activation: Activation,
     /// A warp that executes more instructions than this is taken to hang.
@@ -145,7 +145,7 @@ impl fmt::Display for Report {
             writeln!(f, "{message}")?;
         }
         if let Some(Finished { comparison, tolerance, text, .. }) = &self.finished {
-            let compared = format!("against the f64 reference, all {} elements", comparison.elements);
+            let compared = format!(" against the f64 reference, all {} elements", comparison.elements);
             writeln!(f, "{}", Statement { found: comparison, tolerance, compared })?;
             writeln!(f, "{text}")?;
         }

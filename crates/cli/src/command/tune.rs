@@ -31,8 +31,9 @@ pub struct TuneArgs {
     /// The GPU: cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value = "cuda")]
     pub device: DeviceArg,
-    /// Strategies to try, comma-separated; without it, all that plans take unasked. What is found about others counts for
-    /// plans that name them.
+    /// Strategies to try, comma-separated; without it, all that plans take unasked.
+    ///
+    /// What is found about others counts for plans that name them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub strategy: Vec<String>,
     /// Seconds for each shape; no new candidate starts after that.
@@ -45,11 +46,15 @@ pub struct TuneArgs {
 
 /// Measures and remembers.
 pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
-    let DeviceArg::Gpu(id) = &args.device else { bail!("--device cpu: a processor has nothing to tune") };
+    let DeviceArg::Gpu(id) = &args.device else {
+        bail!(
+            "--device cpu: processors have one kernel for each problem, so nothing is tuned; cuda or cuda:N is needed"
+        )
+    };
     let named: Vec<&'static dyn Strategy> =
         args.strategy.iter().map(|name| strategy(name)).collect::<Result<_, _>>()?;
     let shapes = bench::parse_shapes(&args.shapes)?;
-    let gpu = crate::gpu::open_timed(id, "kernels are tuned on the card that runs them")?;
+    let gpu = crate::gpu::open_timed(id, "kernels are tuned on the card that will run them")?;
     let (device, driver) = (&gpu.info().name, gpu.driver());
     let mut text = format!("{device}, driver {driver}\n");
     let (mut problems, mut found, mut right) = (Vec::new(), Vec::new(), true);
@@ -64,7 +69,7 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
         let tuned = tune::tune(gpu, &operands.problem(&weights), chosen, budget, Protocol::default())?;
         if tuned.outcomes.is_empty() {
             return Err(Unsupported {
-                what: format!("{shape}: no kernel that can be tuned takes {desc}"),
+                what: format!("--shapes {shape}: none of the kernels that can be tuned takes {desc}"),
                 instead: "`dualgemm doctor` says which strategies can run here, and why".into(),
             }
             .into());

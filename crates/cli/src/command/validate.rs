@@ -11,9 +11,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Verdict;
-use crate::args::ReadArgs;
+use crate::args::{ReadArgs, read_with};
 use crate::layer;
-use crate::report::{Listing, Output};
+use crate::report::{Listing, Output, counted};
 
 /// Arguments of `validate`.
 #[derive(Debug, Args)]
@@ -34,6 +34,8 @@ pub struct ValidateArgs {
 #[derive(Debug, Serialize)]
 struct Report {
     checkpoint: PathBuf,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    overrides: Vec<String>,
     valid: bool,
     errors: usize,
     warnings: usize,
@@ -46,9 +48,9 @@ impl fmt::Display for Report {
             writeln!(f, "{} {}: {}", severity(finding.rule.severity), finding.rule.id, finding.message)?;
         }
         let verdict = if self.valid { "valid" } else { "INVALID" };
-        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-        let (errors, warnings) = (count(self.errors, "error"), count(self.warnings, "warning"));
-        write!(f, "{}: {verdict}, {errors}, {warnings}", self.checkpoint.display())
+        let (errors, warnings) = (counted(self.errors, "error"), counted(self.warnings, "warning"));
+        let read = read_with(&self.overrides);
+        write!(f, "{}: {verdict}{read}, {errors}, {warnings}", self.checkpoint.display())
     }
 }
 
@@ -77,6 +79,7 @@ pub fn run(args: &ValidateArgs, output: &Output) -> anyhow::Result<Verdict> {
     };
     let count = |severity| findings.iter().filter(|f| f.rule.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-    output.emit(&Report { checkpoint: path.clone(), valid: errors == 0, errors, warnings, findings })?;
+    let (checkpoint, overrides, valid) = (path.clone(), args.read.overrides(), errors == 0);
+    output.emit(&Report { checkpoint, overrides, valid, errors, warnings, findings })?;
     Ok((errors == 0).into())
 }

@@ -18,14 +18,14 @@ use serde::Serialize;
 use super::Verdict;
 use super::run::reference;
 use crate::activation::Source;
-use crate::args::ProblemArgs;
+use crate::args::{MORE, ProblemArgs};
 use crate::diagnosis::{self, diagnose};
 use crate::files::open_activations;
 use crate::layer;
 use crate::operation::{Given, Operation};
 use crate::report::Output;
 use crate::result::{Comparing, ResultMatrix};
-use crate::scales::{ActivationReport, Basis, write_matrices};
+use crate::scales::{Basis, labelled};
 use crate::tolerance::{Statement, Tolerance};
 
 /// Arguments of `verify`.
@@ -34,20 +34,24 @@ pub struct VerifyArgs {
     /// Safetensors file with C: tensor `c` of M x N, or c_packed, c_scale and c_scale_2.
     pub result: PathBuf,
     /// Which tensor of the file is C, where it is not called `c`.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, hide_short_help = true, value_name = "NAME", help_heading = MORE)]
     pub tensor: Option<String>,
     #[command(flatten)]
     pub against: Against,
     #[command(flatten)]
     pub problem: ProblemArgs,
-    /// Allow this relative L2 error, whatever single elements are. Without it, each element is held to its own bound against
-    /// a checkpoint; against a file to 1e-5 for f32, 1e-3 for f16, 5e-3 for bf16, 0.15 for nvfp4, or 1 ulp everywhere.
-    #[arg(long, value_name = "X", value_parser = positive)]
+    /// Allow this relative L2 error, whatever single elements are.
+    ///
+    /// Without it, each element is held to its own bound against a checkpoint; against a file to 1e-5 for f32, 1e-3 for
+    /// f16, 5e-3 for bf16, 0.15 for nvfp4, or 1 ulp everywhere.
+    #[arg(long, hide_short_help = true, help_heading = LIMITS, value_name = "X", value_parser = positive)]
     pub max_rel_l2: Option<f64>,
     /// Least cosine allowed; by default 1 - X², X being the relative L2 error allowed.
-    #[arg(long, value_name = "Y", value_parser = cosine)]
+    #[arg(long, hide_short_help = true, help_heading = LIMITS, value_name = "Y", value_parser = cosine)]
     pub min_cosine: Option<f64>,
 }
+
+const LIMITS: &str = "What is allowed";
 
 /// What C is compared with.
 #[derive(Debug, Args)]
@@ -77,6 +81,9 @@ fn cosine(text: &str) -> Result<f64, String> {
 struct Report {
     result: PathBuf,
     against: String,
+    /// Where the reference's A comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    a: Option<String>,
     /// Of the reference of a checkpoint.
     #[serde(flatten)]
     basis: Basis,
@@ -94,26 +101,20 @@ struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { m, n, out_dtype, comparison: c, basis, .. } = self;
-        writeln!(f, "{}: {out_dtype} [{m}, {n}], against {}", self.result.display(), self.against)?;
-        if let Some(ActivationReport { activation, activation_from }) = &basis.activation {
-            writeln!(f, "  activation   {activation} ({activation_from})")?;
+        writeln!(f, "{}: {out_dtype} [{m}, {n}]\n  against    {}", self.result.display(), self.against)?;
+        if let Some(a) = &self.a {
+            basis.write(f, a)?;
         }
-        write_matrices(f, &basis.matrices, 12)?;
-        if let Some(a) = &basis.input_scale {
-            writeln!(f, "  A            {a}")?;
-        }
-        if let Some(routing) = &basis.routing {
-            writeln!(f, "  routing      {routing}")?;
-        }
-        let compared = format!("cosine {:.9}, all {} elements", c.cosine, c.elements);
-        let statement = Statement { found: c, tolerance: &self.tolerance, compared }.to_string();
-        write!(f, "  {}", statement.replace('\n', "\n  "))?;
+        let compared = format!(", cosine {:.9}, all {} elements", c.cosine, c.elements);
+        labelled(f, "check", Statement { found: c, tolerance: &self.tolerance, compared })?;
         for explanation in &self.explanations {
-            write!(f, "\n  explanation: it would be right if {explanation}")?;
+            labelled(f, "why", format!("it would be right if {explanation}"))?;
         }
         // Two files have nothing in common that could be mistaken.
-        if !self.right && self.explanations.is_empty() && !basis.matrices.is_empty() {
-            f.write_str("\n  no known mistake explains it; are --layer, --input, --seed and --a-format those of the run?")?;
+        if !self.right && self.explanations.is_empty() && self.a.is_some() {
+            let asked =
+                "no known mistake explains it; are --layer, --input, --seed and --a-format those of the run?";
+            labelled(f, "why", asked)?;
         }
         Ok(())
     }
@@ -164,8 +165,8 @@ impl VerifyArgs {
         }
         let comparison = comparing.finish()?;
         let (result, out_dtype, right) = (self.result.clone(), result.format(), tolerance.holds(&comparison));
-        let (basis, explanations) = Default::default();
-        Ok(Report { result, against, basis, m, n, out_dtype, comparison, tolerance, right, explanations })
+        let (a, basis, explanations) = Default::default();
+        Ok(Report { result, against, a, basis, m, n, out_dtype, comparison, tolerance, right, explanations })
     }
 }
 
@@ -192,7 +193,7 @@ fn against_checkpoint(
     let problem = given.problem(&args.problem, result.out())?;
     let (first, last) = (problem.desc.first(), problem.desc.last());
     args.same_shape(result, "the product", (first.m, last.n))?;
-    let against = format!("the f64 reference of {} of {}, A {}", operation.name(), path.display(), a.origin);
+    let against = format!("the f64 reference of {} of {}", operation.name(), path.display());
     let mut tolerance = args.limited(Tolerance::bounded(result.format(), &last.epilogue));
     if let (Some(found), Ok(Some(given))) = (result.tensor_scale(), operation.output_scale())
         && found == given
@@ -202,6 +203,7 @@ fn against_checkpoint(
     }
     let want = |rows: &RowSample| reference(&checkpoint, operation, (&problem, &a.a), rows, output);
     let mut report = args.report(result, against, tolerance, want)?;
+    report.a = Some(a.origin.clone());
     // The mistakes that are known are those of gate and up.
     if let (false, Operation::GateUp(layer)) = (report.right, operation) {
         let a = dualgemm::quantize_a(&a.a, a.quantize)?;

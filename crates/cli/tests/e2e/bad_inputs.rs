@@ -4,9 +4,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{arg, data, dualgemm, extract};
+use crate::common::{Tensors, arg, changed, data, dualgemm, extract, tensors, write};
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 
 /// Runs in a fresh directory with `{dir}`, `{ckpt}`, `{hidden}`, `{expected}` and `{bf16}` filled in, and returns
 /// the error line.
@@ -39,18 +38,11 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-fn write(path: &Path, tensors: &[(&str, Dtype, &[usize], &[u8])]) {
-    let views = tensors
-        .iter()
-        .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, path).unwrap();
-}
-
 fn prepare(dir: &Path) {
     std::fs::create_dir(dir.join("empty-dir")).unwrap();
     std::fs::create_dir(dir.join("full-dir")).unwrap();
     std::fs::write(dir.join("full-dir/file"), "x").unwrap();
-    for name in ["text.txt", "text.safetensors", "text.gguf"] {
+    for name in ["text.txt", "text.safetensors", "text.gguf", "old.svg"] {
         std::fs::write(dir.join(name), "these are not the tensors you are looking for").unwrap();
     }
     std::fs::write(dir.join("empty.safetensors"), "").unwrap();
@@ -61,14 +53,12 @@ fn prepare(dir: &Path) {
     write(&dir.join("no-rows.safetensors"), &[("a", Dtype::F32, &[0, 576], &[])]);
     write(&dir.join("odd.safetensors"), &[("odd.weight", Dtype::F32, &[2, 24], &[0; 4 * 48])]);
     extract(&data("expected-modelopt-nvfp4.safetensors"), &["a_packed"], &dir.join("no-scale.safetensors"));
-    let tensors = safetensors::SafeTensors::deserialize(&whole).unwrap();
-    let kept = |name: &&str| *name != "model.layers.0.mlp.gate_proj.input_scale";
-    let names: Vec<&str> = tensors.names().into_iter().filter(kept).collect();
-    std::fs::create_dir(dir.join("no-input-scale")).unwrap();
-    extract(&data("modelopt-nvfp4/model.safetensors"), &names, &dir.join("no-input-scale/model.safetensors"));
-    std::fs::copy(data("modelopt-nvfp4/config.json"), dir.join("no-input-scale/config.json")).unwrap();
-    let floats: (&str, Dtype, &[usize], &[u8]) = ("b.weight", Dtype::F32, &[16, 32], &[0; 4 * 16 * 32]);
-    write(&dir.join("f8.safetensors"), &[("a.weight", Dtype::F8_E4M3, &[16, 32], &[0; 16 * 32]), floats]);
+    changed(&dir.join("no-input-scale"), |all| {
+        all.retain(|tensor| tensor.0 != "model.layers.0.mlp.gate_proj.input_scale");
+    });
+    let floats = ("b.weight", Dtype::F32, [16, 32], vec![0; 4 * 16 * 32]);
+    let f8 = ("a.weight", Dtype::F8_E4M3, [16, 32], vec![0; 16 * 32]);
+    write(&dir.join("f8.safetensors"), &[f8, floats.clone()]);
     std::fs::create_dir(dir.join("gpt2")).unwrap();
     write(&dir.join("gpt2/model.safetensors"), &[floats]);
     std::fs::write(dir.join("gpt2/config.json"), r#"{ "model_type": "gpt2" }"#).unwrap();
@@ -82,7 +72,7 @@ fn prepare(dir: &Path) {
             ("a_scale_2", Dtype::F32, &[1], &global),
             ("a", Dtype::F32, &[1, 576], &[0; 4 * 576]),
         ];
-        write(&dir.join(name), if name.starts_with("both") { &tensors } else { &tensors[..3] });
+        write(&dir.join(name), &tensors[..if name.starts_with("both") { 4 } else { 3 }]);
     };
     triple("both.safetensors", 0x38, 1.0);
     triple("nan-scale.safetensors", 0x7F, 1.0);
@@ -110,16 +100,9 @@ fn every_case_is_one_line_with_code_2_and_leaves_nothing() {
 
 #[test]
 fn a_tensor_that_a_whole_mlp_knows_nothing_of_is_named() {
-    let normed = |dir: &Path| {
-        let from = data("modelopt-nvfp4");
-        let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-        let mut all = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
-        let norm = TensorView::new(Dtype::F32, vec![1536], &[0; 4 * 1536]).unwrap();
-        all.push(("model.layers.0.mlp.ffn_sub_norm.weight".into(), norm));
-        std::fs::create_dir(dir.join("ckpt")).unwrap();
-        safetensors::serialize_to_file(all, None, &dir.join("ckpt/model.safetensors")).unwrap();
-        std::fs::copy(from.join("config.json"), dir.join("ckpt/config.json")).unwrap();
-    };
+    let norm =
+        || ("model.layers.0.mlp.ffn_sub_norm.weight".into(), Dtype::F32, vec![1536], vec![0; 4 * 1536]);
+    let normed = |dir: &Path| changed(&dir.join("ckpt"), |all| all.push(norm()));
     let line = error_line(&normed, "run {dir}/ckpt --op mlp --m 1 --output {dir}/c", 2);
     assert!(
         line.contains("model.layers.0.mlp.ffn_sub_norm.weight: a tensor in `model.layers.0.mlp`"),
@@ -134,19 +117,18 @@ fn a_tensor_that_a_whole_mlp_knows_nothing_of_is_named() {
 #[test]
 fn outputs_replace_neither_shards_nor_configurations() {
     let sharded = |dir: &Path| {
-        let from = data("modelopt-nvfp4");
-        let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let (gate, rest): (Vec<&str>, Vec<&str>) =
-            tensors.names().into_iter().partition(|name| name.contains("gate_proj"));
+        changed(dir, |_| ());
+        let whole = dir.join("model.safetensors");
+        let (gate, rest): (Tensors, Tensors) =
+            tensors(&whole).into_iter().partition(|t| t.0.contains("gate_proj"));
+        std::fs::remove_file(whole).unwrap();
         let mut map = serde_json::Map::new();
-        for (shard, names) in [("a.safetensors", &gate), ("b.safetensors", &rest)] {
-            extract(&from.join("model.safetensors"), names, &dir.join(shard));
-            map.extend(names.iter().map(|name| (name.to_string(), shard.into())));
+        for (shard, tensors) in [("a.safetensors", gate), ("b.safetensors", rest)] {
+            write(&dir.join(shard), &tensors);
+            map.extend(tensors.into_iter().map(|tensor| (tensor.0, shard.into())));
         }
         let index = serde_json::json!({ "weight_map": map }).to_string();
         std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
-        std::fs::copy(from.join("config.json"), dir.join("config.json")).unwrap();
     };
     for output in ["a.safetensors", "b.safetensors", "config.json", "model.safetensors.index.json"] {
         let index = "{dir}/model.safetensors.index.json";
@@ -209,10 +191,8 @@ fn a_failed_run_leaves_an_older_result_alone() {
     let out = dir.path().join("c.safetensors");
     std::fs::write(&out, "older").unwrap();
     let (checkpoint, input) = (data("modelopt-nvfp4"), data("mlp-bf16.safetensors"));
-    dualgemm()
-        .args(["run", arg(&checkpoint), "--input", arg(&input), "--output", arg(&out)])
-        .assert()
-        .code(2);
+    let args = ["run", "--force", arg(&checkpoint), "--input", arg(&input), "--output", arg(&out)];
+    dualgemm().args(args).assert().code(2);
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "older");
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::common::{arg, data, dualgemm, extract, json, rel_l2, run_json, tensor};
+use crate::common::{arg, changed, data, dualgemm, extract, json, refusal, rel_l2, run_json, tensor, text};
 
 const CHECKPOINTS: [(&str, &str); 4] = [
     ("modelopt-nvfp4", "modelopt"),
@@ -44,16 +44,15 @@ fn formats_of_c_are_called_as_the_options_call_them() {
 #[test]
 fn run_prints_plan_time_roofline_and_error() {
     let (checkpoint, hidden) = (data("modelopt-nvfp4"), data("hidden-states-f32.safetensors"));
-    let output = dualgemm()
-        .args(["run", arg(&checkpoint), "--layer", "0", "--input", arg(&hidden)])
-        .assert()
-        .success();
+    let args = ["run", arg(&checkpoint), "--layer", "0", "--input", arg(&hidden)];
+    let output = dualgemm().args(args).assert().success();
     let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
     for part in [
         "C[64,1536] f32 = silu",
         "GFLOP/s",
         "roofline",
-        "against the f64 reference, all 64 rows: right",
+        "\n  check      right: relative L2 error ",
+        " against the f64 reference, all 64 rows\n",
         "tensor scale 1.1742001e-3",
     ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
@@ -91,25 +90,17 @@ fn inspect_shows_scales_of_both_halves() {
 #[test]
 fn inspect_says_nothing_of_scales_that_it_cannot_read() {
     let dir = tempfile::tempdir().unwrap();
-    let from = data("modelopt-nvfp4");
-    let kept = ["weight", "weight_scale", "weight_scale_2", "input_scale"]
-        .map(|name| format!("model.layers.0.mlp.gate_proj.{name}"));
-    let kept: Vec<&str> = kept.iter().map(String::as_str).collect();
-    extract(&from.join("model.safetensors"), &kept, &dir.path().join("model.safetensors"));
-    std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
-    let ungated = tempfile::tempdir().unwrap();
+    let [half, ungated] = ["half", "ungated"].map(|name| dir.path().join(name));
+    changed(&half, |all| all.retain(|tensor| tensor.0.starts_with("model.layers.0.mlp.gate_proj.")));
     let kept = ["up_proj", "down_proj"].map(|name| format!("model.layers.0.mlp.{name}.weight"));
-    let kept: Vec<&str> = kept.iter().map(String::as_str).collect();
-    extract(&from.join("model.safetensors"), &kept, &ungated.path().join("model.safetensors"));
-    std::fs::copy(from.join("config.json"), ungated.path().join("config.json")).unwrap();
+    changed(&ungated, |all| all.retain(|tensor| kept.contains(&tensor.0)));
     for (checkpoint, ending) in [
-        (from.as_path(), "everywhere"),
-        (dir.path(), "where both can be read"),
-        (ungated.path(), "no gated MLP (`model.layers.0.mlp` has up and down projections, but no gate)"),
+        (&data("modelopt-nvfp4"), "everywhere"),
+        (&half, "where both can be read"),
+        (&ungated, "no gated MLP (`model.layers.0.mlp` has up and down projections, but no gate)"),
     ] {
-        let output = dualgemm().args(["inspect", arg(checkpoint)]).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(text.trim_end().ends_with(ending), "{text}");
+        let printed = text(&["inspect", arg(checkpoint)], 0);
+        assert!(printed.trim_end().ends_with(ending), "{printed}");
     }
 }
 
@@ -135,23 +126,22 @@ fn validate_passes_the_shipped_checkpoints_and_fails_a_broken_one() {
 fn reports_say_which_activation_it_is_and_what_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let c = dir.path().join("c.safetensors");
-    let text = |args: &[&str]| String::from_utf8(dualgemm().args(args).output().unwrap().stdout).unwrap();
     for (checkpoint, from) in
         [("modelopt-nvfp4", "config.json: hidden_act"), ("mlp-nvfp4.gguf", "family llama")]
     {
         let checkpoint = data(checkpoint);
-        let run = ["--m", "2", "--output", arg(&c), "--repeat", "1", "--no-roofline"];
-        let printed = text(&[&["run", arg(&checkpoint)], &run[..]].concat());
+        let run = ["--m", "2", "--output", arg(&c), "--force", "--repeat", "1", "--no-roofline"];
+        let printed = text(&[&["run", arg(&checkpoint)], &run[..]].concat(), 0);
         assert!(printed.contains(&format!("\n  activation silu ({from})\n")), "{printed}");
         let verify = ["verify", arg(&c), "--checkpoint", arg(&checkpoint), "--m", "2"];
         let report = json(&verify, 0);
         assert_eq!((&report["activation"], &report["activation_from"]), (&"silu".into(), &from.into()));
-        let printed = text(&verify);
-        assert!(printed.contains(&format!("\n  activation   silu ({from})\n")), "{printed}");
+        let printed = text(&verify, 0);
+        assert!(printed.contains(&format!("\n  activation silu ({from})\n")), "{printed}");
         let asked = json(&[&verify[..], &["--activation", "relu"]].concat(), 1);
         assert_eq!(asked["activation_from"], "as asked, --activation");
         assert!(asked["explanations"].to_string().contains("silu"), "{asked}");
-        let printed = text(&["inspect", arg(&checkpoint)]);
+        let printed = text(&["inspect", arg(&checkpoint)], 0);
         assert!(printed.contains(&format!("activation of dense MLP 0: silu ({from})\n")), "{printed}");
     }
 }
@@ -189,10 +179,39 @@ fn what_a_conversion_leaves_out_is_not_counted_as_written() {
     let dir = tempfile::tempdir().unwrap();
     let (from, out) = (data("modelopt-nvfp4"), dir.path().join("mlp.gguf"));
     let args = ["convert", arg(&from), arg(&out), "--to", "gguf", "--mlp-only"];
-    let output = dualgemm().args(args).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("modelopt to gguf, 3 quantized layers, 9 tensors in "), "{text}");
-    assert!(text.contains("left out: 4 tensors and 4 quantized layers: "), "{text}");
+    let printed = text(&args, 0);
+    assert!(printed.contains("modelopt to gguf, 3 quantized layers, 9 tensors in\n  "), "{printed}");
+    assert!(
+        printed.contains("left out: 4 tensors and 4 quantized layers:\n  model.embed_tokens.weight\n"),
+        "{printed}"
+    );
+}
+
+/// C depends on how a checkpoint is read, so reports say what was asked for against the checkpoint's own word.
+#[test]
+fn options_that_override_a_checkpoint_are_in_the_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, out) = (data("modelopt-nvfp4"), dir.path().join("c.safetensors"));
+    let [ct, c] = [dir.path().join("ct"), out].map(|path| path.to_str().unwrap().to_owned());
+    let reading = ["--nibble-order", "hi-lo", "--scale-layout", "linear"];
+    let want = serde_json::json!(["--nibble-order hi-lo", "--scale-layout linear"]);
+    for args in [
+        &["run", "--m", "2", "--no-roofline", "--output", &c, arg(&checkpoint)][..],
+        &["verify", "--m", "2", &c, "--checkpoint", arg(&checkpoint)],
+        &["inspect", arg(&checkpoint)],
+        &["validate", arg(&checkpoint)],
+        &["convert", "--to", "compressed-tensors", arg(&checkpoint), &ct],
+    ] {
+        let args = [args, &reading].concat();
+        assert_eq!(json(&args, 0)["overrides"], want, "{args:?}");
+        if args[0] == "convert" {
+            std::fs::remove_dir_all(&ct).unwrap();
+        }
+        let force: &[&str] = if args[0] == "run" { &["--force"] } else { &[] };
+        let printed = text(&[&args[..], force].concat(), 0);
+        assert!(printed.contains("--nibble-order hi-lo --scale-layout linear"), "{printed}");
+    }
+    assert!(json(&["inspect", arg(&checkpoint)], 0).get("overrides").is_none());
 }
 
 #[test]
@@ -223,8 +242,7 @@ fn doctor_says_which_kernel_would_run_and_why() {
         assert!(kernels.iter().all(|k| k["kernel"].as_str().unwrap().starts_with(prefix)), "{kernels:?}");
         assert!(kernels.iter().all(|k| k["seen_on"] == serde_json::json!(seen)));
     }
-    let text = dualgemm().arg("doctor").output().unwrap();
-    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    let text = text(&["doctor"], 0);
     assert!(
         text.contains("B200, GB200")
             && text.contains("tile of the fused kernel")
@@ -253,8 +271,7 @@ fn doctor_says_which_kernel_would_run_and_why() {
 #[test]
 fn completions_exist_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let output = dualgemm().args(["completions", shell]).assert().success();
-        let script = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+        let script = text(&["completions", shell], 0);
         for word in ["dualgemm", "quantize", "gate-up-order"] {
             assert!(script.contains(word), "{shell} knows no {word}");
         }
@@ -279,6 +296,16 @@ fn help_and_version_go_to_stdout() {
     for args in [&["--help"][..], &["run", "--help"], &["--version"], &["help", "verify"]] {
         let output = dualgemm().args(args).assert().success();
         assert!(!output.get_output().stdout.is_empty() && output.get_output().stderr.is_empty());
+    }
+    // A newcomer's help fits a screen; the whole one has headings.
+    let [short, long] = ["-h", "--help"].map(|how| text(&["run", how], 0));
+    assert!(short.lines().count() <= 50 && !short.contains("--nibble-order"), "{short}");
+    for part in [
+        "--nibble-order",
+        "\nMixtures of experts:\n",
+        "\nReading a checkpoint that does not describe itself:\n",
+    ] {
+        assert!(long.contains(part), "no {part:?} in\n{long}");
     }
 }
 
@@ -375,7 +402,6 @@ fn conformance_writes_its_cases_out() {
         let case = dualgemm_conformance::conformance::load(name, &text).unwrap();
         assert!(case.rows.contains(&name.to_string()) && !case.launches.is_empty(), "{text}");
     }
-    let again = dualgemm().args(["conformance", "--write", arg(&cases)]).assert().code(2);
-    let line = String::from_utf8_lossy(&again.get_output().stderr).into_owned();
+    let line = refusal(&["conformance", "--write", arg(&cases)], 2);
     assert!(line.contains("already exists; give a new or empty directory"), "{line}");
 }

@@ -2,19 +2,13 @@
 
 use std::path::Path;
 
-use crate::common::{dualgemm, json};
-
-fn stdout(args: &[&str]) -> String {
-    let output = dualgemm().args(args).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
+use crate::common::{json, refusal, text};
 
 #[test]
 fn the_page_on_blackwell_shows_what_the_command_prints_exact() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/kernels/blackwell.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let table = stdout(&["estimate", "--markdown"]);
+    let table = text(&["estimate", "--markdown"], 0);
     assert!(page.contains(table.trim_end()), "the page needs:\n{table}");
 }
 
@@ -34,8 +28,9 @@ fn ranked_shapes_stand_beside_the_speed_of_light_and_nothing_is_called_measured(
         assert!((number("total_us") - number("kernel_us") - 5.5).abs() < 1e-9);
         assert!(number("ctas") <= 148.0 && number("tmem_columns") <= 512.0);
     }
-    let text = stdout(&["estimate"]);
-    assert!(text.contains("nothing here was measured") && text.contains(" µs (1.35 × light); "), "{text}");
+    let printed = text(&["estimate"], 0);
+    assert!(printed.contains("nothing here was measured"), "{printed}");
+    assert!(printed.contains(" µs (1.35 × light); "), "{printed}");
 }
 
 #[test]
@@ -49,7 +44,6 @@ fn any_shape_and_configuration_is_estimated() {
     let config = "sm100a_fused_tokens_n128_g1_k1_s4_a1";
     let report = json(&["estimate", "--shape", "64x64x64", "--config", config], 0);
     assert_eq!(report["shapes"][0]["kernel"], config);
-    let output = dualgemm().args(["estimate", "--config", "none"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--config none: is none of the "));
+    let line = refusal(&["estimate", "--config", "none"], 2);
+    assert!(line.contains("--config none: there is no such configuration"), "{line}");
 }

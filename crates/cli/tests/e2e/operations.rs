@@ -4,22 +4,11 @@ mod refused;
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{arg, data, dualgemm, json, run_json, tensor};
+use crate::common::{Tensors, arg, data, dualgemm, json, refusal, run_json, tensor, text, write};
 use half::bf16;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 
 const HIDDEN: &str = "hidden-states-f32.safetensors";
-
-/// Tensors of a file.
-type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
-
-fn write(path: &Path, tensors: &Tensors) {
-    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-    });
-    safetensors::serialize_to_file(views, None, path).unwrap();
-}
 
 /// Numbers that look drawn, and are the same everywhere.
 fn drawn(seed: u64, len: usize) -> Vec<u8> {
@@ -42,15 +31,15 @@ fn a_linear_layer_in_floats_is_computed_where_it_lies_close() {
     let bytes = drawn(7, 40 * 48);
     write(
         &from,
-        &vec![
-            ("lm_head.weight".into(), Dtype::BF16, vec![40, 48], bytes.clone()),
-            ("lm_head.bias".into(), Dtype::BF16, vec![40], drawn(8, 40)),
-            ("model.layers.0.self_attn.o_proj.weight".into(), Dtype::BF16, vec![48, 48], drawn(9, 48 * 48)),
+        &[
+            ("lm_head.weight", Dtype::BF16, vec![40, 48], bytes.clone()),
+            ("lm_head.bias", Dtype::BF16, vec![40], drawn(8, 40)),
+            ("model.layers.0.self_attn.o_proj.weight", Dtype::BF16, vec![48, 48], drawn(9, 48 * 48)),
         ],
     );
     json(&["quantize", arg(&from), arg(&path), "--producer", "modelopt"], 0);
     let a = dir.path().join("a.safetensors");
-    write(&a, &vec![("a".into(), Dtype::BF16, vec![3, 48], drawn(10, 3 * 48))]);
+    write(&a, &[("a", Dtype::BF16, [3, 48], drawn(10, 3 * 48))]);
     let options = ["--op", "linear", "--module", "lm_head", "--input", arg(&a), "--output", arg(&c)];
     let report = run_json(&[&[arg(&path)], &options[..], &["--check", "all"]].concat(), 0);
     for (key, want) in [("m", 3), ("n", 40), ("k", 48), ("rows_compared", 3)] {
@@ -63,8 +52,8 @@ fn a_linear_layer_in_floats_is_computed_where_it_lies_close() {
         let want = bias[n] + (0..48).map(|k| x[row * 48 + k] * w[n * 48 + k]).sum::<f64>();
         assert!((found - want).abs() < 1e-5, "[{row}, {n}]: {found}, {want}");
     }
-    let text = dualgemm().arg("run").arg(&path).args(&options[..4]).output().unwrap();
-    let text = String::from_utf8(text.stdout).unwrap();
+    let run = [&["run", arg(&path)], &options[..4]].concat();
+    let text = text(&run, 0);
     assert!(text.contains("BF16 [40, 48], read where they lie") && text.contains("right"), "{text}");
     for (more, want) in [
         (&["--quantize", "dynamic"][..], "--quantize: is for weights in 4 bits; these are BF16"),
@@ -72,9 +61,8 @@ fn a_linear_layer_in_floats_is_computed_where_it_lies_close() {
         (&["--device", "sim:sm_90a"], "--device: weights in BF16 are multiplied on the processor alone"),
         (&["--activation", "relu"], "--activation: is for weights in 4 bits"),
     ] {
-        let refused = dualgemm().arg("run").arg(&path).args(&options[..4]).args(more).assert().code(2);
-        let message = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
-        assert!(message.contains(want) && message.trim_end().lines().count() == 1, "{message}");
+        let message = refusal(&[&run[..], more].concat(), 2);
+        assert!(message.contains(want), "{message}");
     }
 }
 
@@ -120,17 +108,11 @@ fn mixture(dir: &Path, experts: &[usize], shared: bool) -> PathBuf {
 /// A routing with 64-bit or 32-bit numbers.
 fn routing(path: &Path, ids: &[i64], weights: &[f32], shape: [usize; 2], wide: bool) {
     let (dtype, bytes) = match wide {
-        true => (Dtype::I64, ids.iter().flat_map(|id| id.to_le_bytes()).collect()),
+        true => (Dtype::I64, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>()),
         false => (Dtype::I32, ids.iter().flat_map(|&id| (id as i32).to_le_bytes()).collect()),
     };
-    let weights = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
-    write(
-        path,
-        &vec![
-            ("topk_ids".into(), dtype, shape.to_vec(), bytes),
-            ("topk_weights".into(), Dtype::F32, shape.to_vec(), weights),
-        ],
-    );
+    let weights = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<u8>>();
+    write(path, &[("topk_ids", dtype, shape, bytes), ("topk_weights", Dtype::F32, shape, weights)]);
 }
 
 #[test]
@@ -228,8 +210,12 @@ fn a_mixture_of_one_expert_is_its_mlp_exact() {
     assert!(c[..48].iter().chain(&c[96..]).all(|c| *c == 0.0) && c[48..96].iter().all(|c| *c != 0.0));
     // No expert at all: nothing to compute, and no rate that is not a number.
     routing(&file, &[-1; 3], &[0.5; 3], [3, 1], true);
-    let output =
-        dualgemm().args(["run", "--json", "--a-format", "nvfp4"]).args(moe).args(silu).output().unwrap();
+    let output = dualgemm()
+        .args(["run", "--force", "--json", "--a-format", "nvfp4"])
+        .args(moe)
+        .args(silu)
+        .output()
+        .unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["routing"]["rows"], &report["right"]), (&0.into(), &true.into()));
     assert!(report["roofline_fraction"].as_f64() >= Some(0.0), "{report}");
@@ -319,9 +305,7 @@ fn whole_mlps_and_mixtures_run_on_a_simulated_card() {
         }
     }
     let refused = |more: &[&str], want: &[&str]| {
-        let output = dualgemm().arg("run").args(common).args(card).args(more).output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), stderr.lines().count()), (Some(3), 1), "{more:?}: {stderr}");
+        let stderr = refusal(&[&["run", "--force"], &common[..], &card, more].concat(), 3);
         assert!(want.iter().all(|want| stderr.contains(want)), "{more:?}: {stderr}");
     };
     let moe = ["--op", "moe", "--top-k", "2", "--m", "2"];
@@ -379,13 +363,11 @@ fn inspect_tells_of_every_matrix() {
     assert_eq!(of("model.layers.0.input_layernorm"), None);
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = mixture(dir.path(), &[0, 1, 3], true);
-    let output = dualgemm().args(["inspect", arg(&checkpoint)]).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+    let shown = text(&["inspect", arg(&checkpoint)], 0);
     let pictures = dir.path().join("pictures.safetensors");
-    let name = "model.visual.blocks.0.mlp.gate_proj.weight".into();
-    write(&pictures, &vec![(name, Dtype::BF16, vec![32, 48], drawn(7, 32 * 48))]);
-    let seen = dualgemm().args(["inspect", arg(&pictures), "--convention", "modelopt"]).output().unwrap();
-    let seen = String::from_utf8(seen.stdout).unwrap();
+    let name = "model.visual.blocks.0.mlp.gate_proj.weight";
+    write(&pictures, &[(name, Dtype::BF16, [32, 48], drawn(7, 32 * 48))]);
+    let seen = text(&["inspect", arg(&pictures), "--convention", "modelopt"], 0);
     let line = "1 matrices of pictures and sound, such as model.visual.blocks.0.mlp.gate_proj: bf16\n";
     assert!(seen.contains(line), "{seen}");
     for line in [
@@ -393,6 +375,6 @@ fn inspect_tells_of_every_matrix() {
         "  nvfp4 [48, 64]           mlp.experts.*.down_proj (3), mlp.shared_experts.down_proj\n",
         "lm_head                    bf16 [32, 48]\n",
     ] {
-        assert!(text.contains(line), "no {line:?} in\n{text}");
+        assert!(shown.contains(line), "no {line:?} in\n{shown}");
     }
 }

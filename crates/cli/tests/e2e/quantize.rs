@@ -2,32 +2,16 @@
 
 use std::path::Path;
 
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::common::{arg, data, dualgemm, json as run, run_json, tensor};
+use crate::common::{arg, data, held, json as run, refusal, run_json, tensor, text, write};
 
 const PRODUCERS: [&str; 5] = ["modelopt", "compressed-tensors", "torchao", "te", "ggml"];
 
 /// Quantizes and returns the report.
 fn quantize(source: &Path, out: &Path, producer: &str, more: &[&str]) -> Value {
     run(&[&["quantize", arg(source), arg(out), "--producer", producer], more].concat(), 0)
-}
-
-/// Type, shape and bytes of a tensor.
-fn held(file: &Path, name: &str) -> (Dtype, Vec<usize>, Vec<u8>) {
-    let file = std::fs::read(file).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let view = tensors.tensor(name).unwrap();
-    (view.dtype(), view.shape().to_vec(), view.data().to_vec())
-}
-
-/// A file of tensors in f32.
-fn write(file: &Path, tensors: &[(String, Vec<usize>, Vec<u8>)]) {
-    let view = |shape: &Vec<usize>, bytes| TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap();
-    let views = tensors.iter().map(|(name, shape, bytes)| (name.as_str(), view(shape, bytes)));
-    safetensors::serialize_to_file(views, None, file).unwrap();
 }
 
 #[test]
@@ -69,11 +53,11 @@ fn files_are_read_back_by_every_producers_name_with_the_scales_that_were_printed
         assert_eq!(run(&[&["validate", arg(&out)], &silu[..]].concat(), 0)["errors"], 0, "{producer}");
         let product = run_json(&[&[arg(&out), "--layer", "14", "--m", "3"], &silu[..]].concat(), 0);
         assert_eq!(product["right"], true, "{producer}");
-        let text = |more: &[&str]| {
-            let args = [&["quantize", arg(&source), arg(&out), "--producer", producer], more].concat();
-            String::from_utf8(dualgemm().args(args).output().unwrap().stdout).unwrap()
+        let again = |more: &[&str]| {
+            let args = ["quantize", "--force", arg(&source), arg(&out), "--producer", producer];
+            text(&[&args[..], more].concat(), 0)
         };
-        let printed = text(&[]);
+        let printed = again(&[]);
         let found = &run(&["inspect", arg(&out)], 0)["mlps"][0]["entries"][0]["pair"];
         for half in ["gate", "up"] {
             let mut tensors = report["tensors"].as_array().unwrap().iter();
@@ -91,7 +75,7 @@ fn files_are_read_back_by_every_producers_name_with_the_scales_that_were_printed
         }
         // Without a search there is one error, with one the producer's beside it.
         assert!(!printed.contains("rel L2 plain"), "{printed}");
-        assert!(text(&["--search", "mse"]).contains("rel L2 plain"));
+        assert!(again(&["--search", "mse"]).contains("rel L2 plain"));
         for t in quantize(&source, &out, producer, &["--search", "mse"])["tensors"].as_array().unwrap() {
             let (plain, found) = (t["rel_l2_plain"].as_f64().unwrap(), t["rel_l2"].as_f64().unwrap());
             assert!(found < plain && plain < 0.11, "{producer}: {t}");
@@ -161,7 +145,7 @@ fn small_model(dir: &Path) {
     // Every module with a magnitude of its own.
     let tensors = modules.into_iter().enumerate().map(|(i, (name, shape))| {
         let values = values(&shape, 0.1 + i as f32 / 10.0);
-        (format!("{name}.weight"), shape, values)
+        (format!("{name}.weight"), Dtype::F32, shape, values)
     });
     write(&dir.join("model.safetensors"), &tensors.collect::<Vec<_>>());
     let config = json!({ "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
@@ -179,12 +163,10 @@ fn weights_that_are_not_finite_are_not_quantized() {
     for (value, text) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
         let mut bytes = 1f32.to_le_bytes().repeat(4 * 64);
         bytes[(2 * 64 + 5) * 4..][..4].copy_from_slice(&value.to_le_bytes());
-        write(&source, &[("x.up_proj.weight".into(), vec![4, 64], bytes)]);
+        write(&source, &[("x.up_proj.weight", Dtype::F32, [4, 64], bytes)]);
         for producer in PRODUCERS {
             let args = ["quantize", arg(&source), arg(&out), "--producer", producer];
-            let failed = dualgemm().args(args).output().unwrap();
-            assert_eq!(failed.status.code(), Some(2));
-            let message = String::from_utf8_lossy(&failed.stderr);
+            let message = refusal(&args, 2);
             let expected =
                 format!("x.up_proj.weight: element [2, 5] is {text}; weights to quantize must be finite");
             assert!(message.contains(&expected), "{message}");
@@ -232,7 +214,7 @@ fn whole_models_are_quantized_as_their_loaders_read_them() {
         let qkv = ["q_proj", "k_proj", "v_proj"].map(|p| format!("self_attn.{p}"));
         let floats = qkv.iter().flat_map(|m| held(&float, &format!("model.layers.0.{m}.weight")).2);
         let (lone, quantized) = (dir.path().join("fused.safetensors"), dir.path().join("qkv.safetensors"));
-        write(&lone, &[("qkv.weight".into(), vec![128, 64], floats.collect())]);
+        write(&lone, &[("qkv.weight", Dtype::F32, [128, 64], floats.collect::<Vec<_>>())]);
         quantize(&lone, &quantized, producer, &[]);
         for name in [codes, "weight_scale"] {
             let parts: Vec<u8> = qkv.iter().flat_map(|m| part(m, name)).collect();

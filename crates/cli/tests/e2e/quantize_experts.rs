@@ -25,21 +25,18 @@ fn bias(expert: usize, row: usize) -> f32 {
     [1.0, -1.0, 1024.0][expert] * row as f32
 }
 
-type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+type Floats = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 /// A directory with these tensors in bf16.
-fn write(dir: &Path, model_type: &str, tensors: &Tensors) {
+fn write(dir: &Path, model_type: &str, tensors: &Floats) {
     std::fs::create_dir(dir).unwrap();
     let config = json!({ "model_type": model_type, "hidden_act": "silu", "hidden_size": K });
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
-    let bytes: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|(.., values)| values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect())
-        .collect();
-    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
-        (name.as_str(), safetensors::tensor::TensorView::new(Dtype::BF16, shape.clone(), bytes).unwrap())
-    });
-    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+    let stored = |(name, shape, values): &(String, Vec<usize>, Vec<f32>)| {
+        let bytes = values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect::<Vec<u8>>();
+        (name.clone(), Dtype::BF16, shape.clone(), bytes)
+    };
+    crate::common::write(&dir.join("model.safetensors"), &tensors.iter().map(stored).collect::<Vec<_>>());
 }
 
 fn matrix(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Vec<f32> {
@@ -47,7 +44,7 @@ fn matrix(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Vec<
 }
 
 /// Experts in two tensors of these names; alternating rows, swapped dimensions and biases as in gpt-oss.
-fn fused(names: [&str; 2], transposed: bool, as_gpt_oss: bool) -> Tensors {
+fn fused(names: [&str; 2], transposed: bool, as_gpt_oss: bool) -> Floats {
     let order = |row: usize| if as_gpt_oss { row / 2 + row % 2 * N } else { row };
     let stack = |rows: usize, cols: usize, value: &dyn Fn(usize, usize, usize) -> f32| {
         let one = |e: usize| match transposed {
@@ -70,8 +67,8 @@ fn fused(names: [&str; 2], transposed: bool, as_gpt_oss: bool) -> Tensors {
 }
 
 /// The same experts in tensors of their own below `path`.
-fn apart(path: &str, biases: bool) -> Tensors {
-    let mut tensors = Tensors::new();
+fn apart(path: &str, biases: bool) -> Floats {
+    let mut tensors = Floats::new();
     for e in 0..E {
         for (last, first, rows, cols) in [("gate", 0, N, K), ("up", N, N, K), ("down", 2 * N, K, N)] {
             let name = format!("{path}.{e}.{last}_proj");
@@ -230,12 +227,11 @@ fn what_stays_in_floats_is_said_with_the_reason() {
     // People read a line for all experts of a projection.
     let lines = out("lines");
     let args = ["quantize", arg(&known), arg(&lines), "--producer", "modelopt"];
-    let text = String::from_utf8(dualgemm().args(args).output().unwrap().stdout).unwrap();
-    let line = text.lines().find(|line| line.contains("experts.*.gate_proj.weight (3)")).expect(&text);
-    assert!(line.contains(" to ") && line.contains("≤ 0.") && !text.contains("experts.0."), "{text}");
-    let text = dualgemm().args(["inspect", arg(&lines)]).output().unwrap();
-    let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.contains("  0      model.layers.0.mlp.experts[0 to 2]  experts  nvfp4 "), "{text}");
+    let printed = text(&args, 0);
+    let line = printed.lines().find(|line| line.contains("experts.*.gate_proj.weight (3)")).expect(&printed);
+    assert!(line.contains(" to ") && line.contains("≤ 0.") && !printed.contains("experts.0."), "{printed}");
+    let printed = text(&["inspect", arg(&lines)], 0);
+    assert!(printed.contains("  0      model.layers.0.mlp.experts[0 to 2]  experts  nvfp4 "), "{printed}");
     // Blocks of GGUF have 64 elements.
     let mut tensors = apart(PATH, false);
     tensors.push((

@@ -15,14 +15,13 @@ use dualgemm::strategies::measure::{self, CardLimits, Problem, Protocol, Sets};
 use dualgemm::strategies::{Error, Gpu, GpuOptions, GpuPlan, STRATEGIES, WeightForm, strategy};
 use dualgemm::{AnyDesc, GpuId, Target};
 use dualgemm_bench::report::{NamedRoofline, Subject};
-use dualgemm_bench::{Report, Roofline, Row, Shape, plot};
+use dualgemm_bench::{Report, Roofline, Row, Shape};
 use serde_json::json;
 
 use super::operands::{self, activations, weights};
 use super::{BenchArgs, REFERENCE_BUDGET};
 use crate::args::OpArg;
 use crate::command::Verdict;
-use crate::files::write_whole;
 use crate::machine;
 use crate::report::Output;
 
@@ -124,12 +123,7 @@ pub(super) fn run(
     }
     bar.finish_and_clear();
     let report = Report::new(vec![NamedRoofline { name: "f16".into(), roofline }], rows);
-    if let Some(path) = &args.csv {
-        write_whole(path, report.to_csv().as_bytes())?;
-    }
-    if let Some(path) = plot_file {
-        plot::roofline(&report, path)?;
-    }
+    super::keep(args, plot_file, &report)?;
     tell(gpu, limits, &report, &left_out, output)?;
     Ok(Verdict::Right)
 }

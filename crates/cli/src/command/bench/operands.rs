@@ -6,10 +6,11 @@ use std::time::Duration;
 use dualgemm::check::{RowSample, bounded_runs, mixture_rows, mlp_rows};
 use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
-    AFormat, AOperand, Bounded, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutScale,
+    AFormat, AOperand, Bounded, DualGemmDesc, GateUp, GatedMlp, Linear, Operation, OutFormat, OutScale,
     RouterWeights,
 };
-use dualgemm::{AnyDesc, AnyPlan, AnyWeights, Error, MixtureDesc, OwnedMatrix, Target};
+use dualgemm::layer::{LayerCall, LayerShape};
+use dualgemm::{AnyDesc, AnyPlan, AnyWeights, Error, OwnedMatrix, Target};
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_bench::report::Subject;
 use dualgemm_bench::{Protocol, Roofline, Row, Shape};
@@ -33,7 +34,7 @@ const MEAN_SQUARE: f32 = 2.85;
 /// Tensor scale of a re-quantized C.
 const OUT_SCALE: f32 = 1e-2;
 
-/// Gate and up of a shape, or a linear layer.
+/// Gate and up of a shape.
 pub(in crate::command) fn product(Shape { m, n, k }: Shape, a: AFormat, out: AFormat) -> DualGemmDesc {
     DualGemmDesc { out: out_format(out), ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
 }
@@ -44,24 +45,16 @@ fn out_format(out: AFormat) -> OutFormat {
 
 /// The operation on a shape.
 pub(super) fn desc(args: &BenchArgs, shape: Shape, a: AFormat) -> AnyDesc {
-    let (product, out) = (product(shape, a, args.out_dtype), out_format(args.out_dtype));
-    let mlp = || {
-        let between = out_format(args.between.unwrap_or(AFormat::Bf16));
-        MlpDesc::new(DualGemmDesc { out: between, ..product }, shape.k, BlockFormat::Nvfp4, out)
+    let Shape { m, n, k } = shape;
+    let (experts, top_k) = args.mixture();
+    let layer = LayerShape {
+        op: if args.op == OpArg::Linear { Operation::Linear } else { Operation::GateUp },
+        down: matches!(args.op, OpArg::Mlp | OpArg::Moe).then_some((k, BlockFormat::Nvfp4)),
+        experts: (args.op == OpArg::Moe).then_some((experts, RouterWeights::Output)),
+        ..LayerShape::gate_up(n, k, BlockFormat::Nvfp4)
     };
-    match args.op {
-        OpArg::GateUp => AnyDesc::Product(product),
-        OpArg::Linear => {
-            let linear = DualGemmDesc::linear(shape.m, shape.n, shape.k, product.a, product.b);
-            AnyDesc::Product(DualGemmDesc { out, ..linear })
-        }
-        OpArg::Mlp => AnyDesc::Mlp(mlp()),
-        OpArg::Moe => {
-            let (experts, top_k) = args.mixture();
-            let router = RouterWeights::Output;
-            AnyDesc::Mixture(MixtureDesc { mlp: mlp(), experts, top_k, router, shared: None })
-        }
-    }
+    let between = out_format(args.between.unwrap_or(AFormat::Bf16));
+    layer.describe(&LayerCall { between, top_k, ..LayerCall::new(m, a, out_format(args.out_dtype)) })
 }
 
 fn matrix(inputs: &mut Inputs, name: &str, n: usize, k: usize) -> anyhow::Result<QuantizedMatrix<'static>> {
@@ -143,7 +136,7 @@ impl Operands {
         };
         let mut routings = Vec::new();
         let weights = match desc {
-            AnyDesc::Product(desc) if desc.op == dualgemm::gemm::Operation::Linear => {
+            AnyDesc::Product(desc) if desc.op == Operation::Linear => {
                 Weights::Linear(Linear::new(matrix(&mut inputs, "linear", shape.n, shape.k)?))
             }
             AnyDesc::Product(_) => Weights::GateUp(gate_up(&mut inputs, shape)?),
@@ -262,7 +255,7 @@ impl Operands {
             let problem = format!("{}x{}x{}", first.m, first.n, first.k);
             let wrong = dualgemm::strategies::Error::Wrong { kernel, problem, rel_l2 };
             let statement =
-                Statement { found: &comparison, tolerance: &tolerance, compared: sample.to_string() };
+                Statement { found: &comparison, tolerance: &tolerance, compared: format!(", {sample}") };
             return Err(anyhow::Error::new(Error::Gpu(wrong)).context(statement.to_string()));
         }
         Ok(comparison.rel_l2)

@@ -76,7 +76,7 @@ pub(super) fn run(
     let m = a.rows();
     let out = out_format(args.out_dtype, ScaleLayout::Linear, OutScale::Dynamic);
     let desc = DualGemmDesc { out, ..DualGemmDesc::linear(m, n, k, format, BlockFormat::Nvfp4) };
-    let options = CpuOptions { isa: args.isa, ..CpuOptions::default() };
+    let options = CpuOptions { isa: args.processor.isa, ..CpuOptions::default() };
     let mut runner = FloatLinear::new(m, k, options)?;
     let mut c = OwnedMatrix::of_c("C", &desc)?;
     let timing = protocol(args.repeat.map(|runs| runs as usize), 1)
@@ -90,7 +90,7 @@ pub(super) fn run(
         let tolerance = Tolerance::bounded(c.format(), &Epilogue::default());
         Ok(ErrorReport::new(c.compare(&want, &sample)?, tolerance, sample))
     };
-    let isa = args.isa.map_or_else(Isa::detect, Isa::require)?;
+    let isa = args.processor.isa.map_or_else(Isa::detect, Isa::require)?;
     Ok(Report {
         dtype: Some(weight.dtype.to_string()),
         a: origin,

@@ -8,6 +8,7 @@ use dualgemm::AnyPlan;
 use dualgemm::check::RowSample;
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::gemm::{AFormat, Comparison, DualGemmDesc, OutFormat, OutScale};
+use dualgemm_bench::report::above_the_limit;
 use dualgemm_bench::{Bound, Timing, Work};
 use serde::Serialize;
 
@@ -15,7 +16,7 @@ use super::RunArgs;
 use crate::limits::Limits;
 use crate::machine;
 use crate::report::{Bytes, Time};
-use crate::scales::{ActivationReport, Basis, write_matrices};
+use crate::scales::{Basis, labelled};
 use crate::tolerance::{Statement, Tolerance};
 
 #[derive(Debug, Serialize)]
@@ -159,54 +160,37 @@ impl fmt::Display for Report {
         writeln!(f, "{op}{of}{expert} of {} ({})", self.checkpoint.display(), self.convention)?;
         let Self { dtype, basis, m, n, k, out_dtype, .. } = self;
         if let Some(dtype) = dtype {
-            writeln!(f, "  weights  {dtype} [{n}, {k}], read where they lie")?;
+            labelled(f, "weights", format!("{dtype} [{n}, {k}], read where they lie"))?;
         }
-        write_matrices(f, &basis.matrices, 8)?;
-        let static_scale = basis.input_scale.as_ref().filter(|scale| scale.value.is_some());
-        let from = static_scale.map_or(String::new(), |scale| format!(", {}", scale.from));
-        writeln!(f, "  A        {}{from}", self.a)?;
-        if let Some(ActivationReport { activation, activation_from }) = &basis.activation {
-            writeln!(f, "  activation {activation} ({activation_from})")?;
-        }
-        if let Some(routing) = &basis.routing {
-            writeln!(f, "  routing  {routing}")?;
-        }
+        basis.write(f, &self.a)?;
         match &self.plan {
-            Some(plan) => writeln!(f, "  plan     {}", plan.to_string().replace('\n', "\n         "))?,
-            None => writeln!(f, "  kernel   {}, {} threads", self.kernel, self.threads)?,
+            Some(plan) => labelled(f, "plan", plan)?,
+            None => labelled(f, "kernel", format!("{}, {} threads", self.kernel, self.threads))?,
         }
         let Timing { median_us, p10_us, p90_us, runs } = self.timing;
         let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
         let packing = self.prepack_us.map_or(String::new(), |us| format!("; packing {}", time(us)));
         let of = if dtype.is_some() { " of weights" } else { "" };
         match self.gflops.zip(self.gbps) {
-            Some((gflops, gbps)) => writeln!(
-                f,
-                "  time     {} (median of {runs}, 80 % within {} to {}), {gflops:.1} GFLOP/s, {gbps:.1} GB/s{of}{packing}",
-                time(median_us),
-                time(p10_us),
-                time(p90_us),
-            )?,
-            None => writeln!(f, "  simulated in {} on this machine{packing}", time(median_us))?,
+            Some((gflops, gbps)) => {
+                let spread = format!("median of {runs}, 80 % within {} to {}", time(p10_us), time(p90_us));
+                let rates = format!("{gflops:.1} GFLOP/s, {gbps:.1} GB/s{of}");
+                labelled(f, "time", format!("{} ({spread}), {rates}{packing}", time(median_us)))?;
+            }
+            None => labelled(f, "simulated", format!("in {} on this machine{packing}", time(median_us)))?,
         }
-        if let Some(r) = &self.roofline {
-            writeln!(
-                f,
-                "  roofline {:.0} % of what {} allows: {} ({}: {})",
-                r.roofline_fraction * 100.0,
-                self.device_name,
-                time(r.floor_us),
-                r.bound,
-                r.limits,
-            )?;
+        if let Some(RooflineReport { floor_us, bound, roofline_fraction, limits }) = &self.roofline {
+            let (share, floor) = (roofline_fraction * 100.0, time(*floor_us));
+            let above = above_the_limit(*roofline_fraction).map_or(String::new(), |why| format!("\n{why}"));
+            let allows = format!("{share:.0} % of what {} allows: {floor}", self.device_name);
+            labelled(f, "roofline", format!("{allows} ({bound}: {limits}){above}"))?;
         }
         match &self.error {
             Some(e) => {
-                let compared = format!("against the f64 reference, {}", e.sample);
-                let statement = Statement { found: &e.comparison, tolerance: &e.tolerance, compared };
-                writeln!(f, "  error    {}", statement.to_string().replace('\n', "\n           "))?;
+                let compared = format!(" against the f64 reference, {}", e.sample);
+                labelled(f, "check", Statement { found: &e.comparison, tolerance: &e.tolerance, compared })?;
             }
-            None => writeln!(f, "  error    not compared")?,
+            None => labelled(f, "check", "not compared")?,
         }
         if let Some(path) = &self.output {
             let scale = match self.plan.as_ref().map_or(OutFormat::F32, |plan| plan.last().desc().out) {
@@ -216,11 +200,8 @@ impl fmt::Display for Report {
                 OutFormat::Nvfp4 { .. } => ", tensor scale of its largest value,".into(),
                 _ => String::new(),
             };
-            writeln!(f, "  output   {out_dtype} [{m}, {n}]{scale} to {}", path.display())?;
+            labelled(f, "output", format!("{out_dtype} [{m}, {n}]{scale} to {}", path.display()))?;
         }
-        match self.peak_rss_bytes {
-            Some(bytes) => write!(f, "  memory   {} at most", Bytes(bytes)),
-            None => Ok(()),
-        }
+        self.peak_rss_bytes.map_or(Ok(()), |bytes| labelled(f, "memory", format!("{} at most", Bytes(bytes))))
     }
 }

@@ -1,12 +1,11 @@
 //! Arguments, routings and tensors that no operation takes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 
-use super::{Tensors, drawn, mixture, mixture_of, routing, write};
-use crate::common::{arg, dualgemm};
+use super::{drawn, mixture, mixture_of, routing};
+use crate::common::{Tensors, arg, refusal, tensors, write};
 
 /// A mixture of experts 0, 1 and 3 with a shared one, and where C would be written.
 struct Refusing {
@@ -30,10 +29,7 @@ impl Refusing {
     fn refused(&self, more: &[&str], want: &[&str]) {
         let out = self.file("c.safetensors");
         let args = ["run", arg(&self.checkpoint), "--activation", "silu", "--m", "2", "--output", arg(&out)];
-        let output = dualgemm().args(args).args(more).output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), stderr.lines().count()), (Some(2), 1), "{more:?}: {stderr}");
-        let stderr = stderr.replace(arg(self.dir.path()), "{dir}");
+        let stderr = refusal(&[&args[..], more].concat(), 2).replace(arg(self.dir.path()), "{dir}");
         assert!(want.iter().all(|want| stderr.contains(want)), "{more:?}: {stderr}");
         assert!(!out.exists(), "{more:?}");
     }
@@ -93,14 +89,6 @@ fn arguments_and_routings_that_a_mixture_does_not_take_are_refused() {
 fn tensors_that_a_mixture_does_not_take_are_refused() {
     let this = Refusing::new();
     let checkpoint = &this.checkpoint;
-    let tensors = |path: &Path| -> Tensors {
-        let bytes = std::fs::read(path).unwrap();
-        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
-        let owned = |(name, view): (String, TensorView<'_>)| {
-            (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
-        };
-        tensors.into_iter().map(owned).collect()
-    };
     let (whole, floats) = (tensors(checkpoint), tensors(&this.file("floats.safetensors")));
     // The metadata, which told the convention, is lost on the way.
     let rewritten = |tensors: &Tensors, want: &[&str]| {
@@ -147,12 +135,9 @@ fn nan_in_a_is_refused_where_nvfp4_is_between() {
     let a = this.file("a.safetensors");
     let mut values = [1f32; 48];
     values[5] = f32::NAN;
-    write(
-        &a,
-        &vec![("x".into(), Dtype::F32, vec![1, 48], values.iter().flat_map(|x| x.to_le_bytes()).collect())],
-    );
+    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
+    write(&a, &[("x", Dtype::F32, [1, 48], bytes)]);
     let run = ["run", arg(&this.checkpoint), "--activation", "silu", "--op", "mlp", "--expert", "1"];
-    let output = dualgemm().args(run).args(["--between", "nvfp4", "--input", arg(&a)]).output().unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
+    let stderr = refusal(&[&run[..], &["--between", "nvfp4", "--input", arg(&a)]].concat(), 2);
     assert!(stderr.contains("A: element [0,5] is NaN; --between nvfp4 has no such number"), "{stderr}");
 }
