@@ -20,8 +20,8 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         return Err(Fault::new(Check::Illegal, "interleaved tensor maps are not executed"));
     }
     use TensorDataType::*;
-    if matches!(map.data_type, U4Align16 | U6Align16 | F32Ftz | Tf32 | Tf32Ftz) {
-        let rule = "types copied bit for bit: 0 to 9 and 16U4_ALIGN8B";
+    if matches!(map.data_type, F32Ftz | Tf32 | Tf32Ftz) {
+        let rule = "types copied bit for bit: 0 to 9 and those of 4 and 6 bits";
         return Err(not_modelled("tensor map", "data type", map.data_type as u64, rule));
     }
     if map.out_of_bounds == OutOfBounds::Nan {

@@ -260,7 +260,7 @@ fn tensor_load(d: usize) -> Raw {
 }
 
 /// The tile is filled from `given`; `out` is the tensor.
-fn store_body(d: usize, instruction: &str) -> String {
+pub fn store_body(d: usize, instruction: &str) -> String {
     let (list, loads) = coordinates(d);
     format!(
         ".shared .align 1024 .b8 tile[4096];

@@ -4,11 +4,12 @@
 use super::Draft;
 use super::raw::Raw;
 use super::tensor::{Map, boxed, bytes, contents, maps, pitch, swizzled};
-use super::tma::{POLICY, coordinates, parameters};
+use super::tma::{POLICY, coordinates, parameters, store_body};
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
     let mut list: Vec<Draft> = (3..=5).map(im2col).collect();
+    list.extend((3..=5).flat_map(|d| [im2col_store(d, false), im2col_store(d, true)]));
     list.push(gather());
     list.push(scatter());
     list.extend((1..=5).map(pair));
@@ -103,11 +104,12 @@ fn columns(last: i64) -> [Column; 9] {
     ]
 }
 
-/// A column in shared memory by its definition: bases in order, from the given one on, through all images.
-fn taken(column: &Column, map: &Map, tensor: &[u8], size: usize) -> Vec<u8> {
+/// A column by its definition: bases in order, from the given one on, through all images. For each byte its place in the
+/// tensor, if it has one, and in shared memory.
+fn places(column: &Column, map: &Map) -> Vec<(Option<usize>, usize)> {
     let (strides, _) = map.strides();
     let row = 2 * column.channels;
-    let mut tile = vec![0; size];
+    let mut list = Vec::new();
     let space = map.dims.len() - 2;
     let mut base = column.base;
     let mut image = column.image;
@@ -120,10 +122,9 @@ fn taken(column: &Column, map: &Map, tensor: &[u8], size: usize) -> Vec<u8> {
             from += at * strides[i] as i64;
         }
         for b in 0..row {
-            if inside && column.channel as usize * 2 + b < 2 * map.dims[0] {
-                tile[swizzled(column.swizzle, pixel * pitch(column.swizzle, row) + b)] =
-                    tensor[from as usize + b];
-            }
+            let inside = inside && column.channel as usize * 2 + b < 2 * map.dims[0];
+            let tile = swizzled(column.swizzle, pixel * pitch(column.swizzle, row) + b);
+            list.push((inside.then(|| from as usize + b), tile));
         }
         let mut i = 0;
         loop {
@@ -139,17 +140,70 @@ fn taken(column: &Column, map: &Map, tensor: &[u8], size: usize) -> Vec<u8> {
             i += 1;
         }
     }
-    tile
+    list
+}
+
+/// The tensors of images of `d` dimensions.
+fn images(d: usize) -> Vec<usize> {
+    match d {
+        3 => vec![32, 9, 5],
+        4 => vec![32, 9, 7, 4],
+        _ => vec![32, 6, 5, 4, 3],
+    }
+}
+
+impl Column {
+    /// The map for it, and its line of the head.
+    fn map(&self, dims: &[usize], argument: usize) -> (Map, String) {
+        let d = dims.len();
+        let steps = (0..d).map(|i| if i == 0 || i == d - 1 { 1 } else { self.step }).collect();
+        let extents = vec![self.channels, self.pixels];
+        let map = Map { steps, ..Map::f16(dims.to_vec(), extents, self.swizzle) };
+        let corner = |c: &[i64; 3]| c[..d - 2].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let head =
+            format!("{} lower {} upper {}", map.head(argument), corner(&self.lower), corner(&self.upper));
+        (map, head)
+    }
+}
+
+/// Stores of columns to a tensor of zeros: as copies, or as reductions that add to them.
+fn im2col_store(d: usize, add: bool) -> Draft {
+    let (row, copy) = match add {
+        true => ("tensor_reduce_im2col", "cp.reduce.async.bulk.tensor"),
+        false => ("tensor_store_im2col", "cp.async.bulk.tensor"),
+    };
+    let operation = if add { ".add" } else { "" };
+    let instruction = format!("{copy}.{d}d.global.shared::cta{operation}.im2col_no_offs.bulk_group");
+    let origin = Some("computed from PTX ISA 5.5.4");
+    let mut raw = Raw::of_launches(&format!("tma/{row}_{d}d"), row, origin, parameters(d))
+        .body(&store_body(d, &instruction));
+    let tile = bytes("f16", "small", 17, 2048);
+    let dims = images(d);
+    let mut outputs = Vec::new();
+    for column in columns(dims[d - 1] as i64 - 1) {
+        // What fits in the tile.
+        let column = Column { offset: [0; 3], pixels: column.pixels.min(64), ..column };
+        let (map, head) = column.map(&dims, 0);
+        let (_, size) = map.strides();
+        let mut tensor = vec![0; size];
+        for (to, from) in places(&column, &map) {
+            if let Some(to) = to {
+                tensor[to] = tile[from];
+            }
+        }
+        outputs.push(tensor);
+        let at = [&[column.channel], &column.base[..d - 2], &[column.image]].concat();
+        let out = format!("out u16 {} = ?", size / 2);
+        let bytes = 2 * column.channels * column.pixels;
+        raw.launch("launch k block 64", &out, "in f16 small 17 2048", head, bytes, &at);
+    }
+    raw.expects(outputs).draft()
 }
 
 /// Loads of columns, plain and with multicast and a cache policy.
 fn im2col(d: usize) -> Draft {
     const SIZE: usize = 8192;
-    let dims: Vec<usize> = match d {
-        3 => vec![32, 9, 5],
-        4 => vec![32, 9, 7, 4],
-        _ => vec![32, 6, 5, 4, 3],
-    };
+    let dims = images(d);
     let (list, loads) = coordinates(d);
     let offsets: Vec<String> = (0..d - 2).map(|i| format!("%rs{}", i + 1)).collect();
     let offset_loads: String =
@@ -202,15 +256,14 @@ fn im2col(d: usize) -> Draft {
     let mut raw = Raw::of_launches(&format!("tma/{rows}"), &rows, origin, parameters).body(&body);
     let mut outputs = Vec::new();
     for column in &columns(dims[d - 1] as i64 - 1) {
-        let steps = (0..d).map(|i| if i == 0 || i == d - 1 { 1 } else { column.step }).collect();
-        let extents = vec![column.channels, column.pixels];
-        let map = Map { steps, ..Map::f16(dims.clone(), extents, column.swizzle) };
+        let (map, head) = column.map(&dims, 1);
         let (_, size) = map.strides();
         let tensor = bytes("u16", "bits", 13, size / 2);
-        let tile = taken(column, &map, &tensor, SIZE);
+        let mut tile = vec![0; SIZE];
+        for (from, to) in places(column, &map) {
+            tile[to] = from.map_or(0, |from| tensor[from]);
+        }
         outputs.push([tile.clone(), tile].concat());
-        let corner = |c: &[i64; 3]| c[..d - 2].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        let head = format!("{} lower {} upper {}", map.head(1), corner(&column.lower), corner(&column.upper));
         let at =
             [&[column.channel], &column.base[..d - 2], &[column.image], &column.offset[..d - 2]].concat();
         let (out, given) = (format!("out u32 {} = ?", SIZE / 2), format!("in u16 bits 13 {}", size / 2));

@@ -39,6 +39,8 @@ impl Matrix {
         let per = self.per_chunk();
         let mut out = vec![0.0; (rows * k) as usize];
         let mut chunk = [0u8; 16];
+        // Padding is not looked at.
+        let used = (per * bits / 8) as usize;
         // The contiguous dimension is walked in chunks of 16 bytes, the other one by one.
         let (lines, along) = match self.major {
             Major::K => (rows, k),
@@ -50,7 +52,8 @@ impl Matrix {
                     Major::K => self.desc.k_major(first + line, c),
                     Major::Mn => self.desc.mn_major(first / per + c, line),
                 };
-                cl.async_read(Place::Shared { rank: self.rank, offset: address }, &mut chunk, agent)?;
+                let from = Place::Shared { rank: self.rank, offset: address };
+                cl.async_read(from, &mut chunk[..used], agent)?;
                 let word = u128::from_le_bytes(chunk);
                 for e in 0..per.min(along - c * per) {
                     let value = decoder.get((word >> (e * bits)) as u32 & mask);

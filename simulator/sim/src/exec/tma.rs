@@ -13,7 +13,7 @@ enum Mode {
     Tile,
     /// Four rows of a matrix.
     Rows,
-    /// A column of pixels, with the offsets of each dimension of space.
+    /// A column of pixels, with the offsets of each dimension of space where it is loaded.
     Im2col(Vec<Src>),
 }
 
@@ -36,7 +36,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     i.cache_hints();
     let rank = i.need("a number of dimensions", &[("1d", 1), ("2d", 2), ("3d", 3), ("4d", 4), ("5d", 5)])?;
     let rows = i.has("tile::gather4") || i.has("tile::scatter4");
-    let im2col = i.has("im2col");
+    let (im2col, no_offsets) = (i.has("im2col"), i.has("im2col_no_offs"));
     let multicast = i.has("multicast::cluster");
     let pair = i.has("cta_group::2");
     i.ignore(&["cta_group::1"]);
@@ -73,7 +73,8 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
             if reducing && reduce.is_none() {
                 return i.error("needs a reduction");
             }
-            let (part, from) = (part(0, boxed)?, i.addr(1, Space::SharedCta)?);
+            let mode = if no_offsets { Mode::Im2col(Vec::new()) } else { boxed };
+            let (part, from) = (part(0, mode)?, i.addr(1, Space::SharedCta)?);
             Ok(Op::new(move |cx| store_part(cx, &from, &part, reduce)))
         }
         _ => i.error(
@@ -104,7 +105,7 @@ impl Transfer {
         match mode {
             Moved::Tile => tensor.pieces(coordinates, smem, direction).map(Iterator::collect),
             Moved::Rows => tensor.scattered(coordinates[0], &coordinates[1..], smem, direction),
-            Moved::Im2col(offsets) => tensor.columns(coordinates, offsets, smem),
+            Moved::Im2col(offsets) => tensor.columns(coordinates, offsets, smem, direction),
         }
     }
 

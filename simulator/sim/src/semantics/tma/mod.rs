@@ -8,11 +8,11 @@
 //! are dense without swizzling; with it each takes the whole swizzle span, even if the box is narrower (seen
 //! on sm_90; such a load still completes the bytes of the box only).
 //! `rows` has the modes that move a list of rows instead of a box: gather4, scatter4 and im2col.
-//! Modelled: no interleave, zero fill, every swizzle.
+//! Modelled: no interleave, zero fill, every swizzle; loads of padded types, which leave the padding as it is.
 
 mod rows;
 
-use super::misuse::require;
+use super::misuse::{not_modelled, require};
 use crate::trap::Fault;
 use dualgemm_ptx::layout::{TensorDataType, TensorSwizzle as Swizzle};
 pub use rows::Bounds;
@@ -86,9 +86,10 @@ impl TiledTensor {
         counts
     }
 
-    /// Bytes of one row of the box.
+    /// Bytes of one row of the box in shared memory, where padding makes a byte of each element.
     fn row_bytes(&self) -> u32 {
-        (self.box_dims[0] as u64 * u64::from(self.ty.bits()) / 8) as u32
+        let bits = if self.ty.is_padded() { 8 } else { self.ty.bits() };
+        (self.box_dims[0] as u64 * u64::from(bits) / 8) as u32
     }
 
     /// Bytes from one row to the next in shared memory.
@@ -172,6 +173,18 @@ impl TiledTensor {
             first as u32 as u64,
             "the box starts on a multiple of 16 bytes",
         )?;
+        if self.ty.is_padded() {
+            let rule = "the box of a padded type starts on a multiple of 128 elements";
+            require(first % 128 == 0, WHAT_COPY, "innermost coordinate", first as u32 as u64, rule)?;
+            if direction == Direction::Store {
+                return Err(not_modelled(
+                    WHAT,
+                    "data type of a store",
+                    self.ty as u64,
+                    "types without padding",
+                ));
+            }
+        }
         let unit = if self.swizzle == Swizzle::B128Atom32Flip8 { 8 } else { self.swizzle.atom() };
         let unit = if self.swizzle == Swizzle::None { self.row_bytes() } else { unit };
         Ok(Walk { first: first.into(), smem, unit, direction })
@@ -180,6 +193,14 @@ impl TiledTensor {
     /// The piece of row `row` of the box that begins at its byte `at`. The row's first byte is at `row_start` of
     /// global memory; all of it is outside unless `inside`.
     fn piece(&self, walk: &Walk, row: u32, (row_start, inside): (i64, bool), at: u32) -> Piece {
+        let linear = walk.smem + row * self.row_pitch() + at;
+        if self.ty.is_padded() {
+            // Sixteen elements take as many bytes, the last of which nothing is written to.
+            let inside = inside && (0..self.dims[0] as i64).contains(&(walk.first + i64::from(at)));
+            let bytes = 2 * self.ty.bits();
+            let global = inside.then(|| (row_start + i64::from(at / 16 * bytes)) as u64);
+            return Piece { smem: self.swizzle.apply(linear), global, bytes };
+        }
         let (first, end) = self.row_window(walk.first, walk.direction);
         let mut limit = ((at / walk.unit + 1) * walk.unit).min(self.row_bytes());
         // A piece is all inside or all outside: it ends where the tensor begins or ends.
@@ -189,12 +210,16 @@ impl TiledTensor {
             }
         }
         let inside = inside && at as i64 >= first && (at as i64) < end;
-        let linear = walk.smem + row * self.row_pitch() + at;
         Piece {
             smem: self.swizzle.apply(linear),
             global: inside.then(|| (row_start + at as i64) as u64),
             bytes: limit - at,
         }
+    }
+
+    /// Bytes of shared memory from a piece to the next one of its row.
+    fn pitch(&self, piece: &Piece) -> u32 {
+        if self.ty.is_padded() { 16 } else { piece.bytes }
     }
 
     /// The byte range of dimension 0 that a copy reads or writes, relative to the row's first byte: what lies inside
@@ -263,7 +288,7 @@ impl Iterator for Pieces<'_> {
             return None;
         }
         let piece = self.tensor.piece(&self.walk, self.row, self.row_start(), self.at);
-        self.at += piece.bytes;
+        self.at += self.tensor.pitch(&piece);
         if self.at == self.tensor.row_bytes() {
             self.next_row();
         }

@@ -22,7 +22,7 @@ impl TiledTensor {
             let mut at = 0;
             while at < self.row_bytes() {
                 let piece = self.piece(walk, number as u32, row, at);
-                at += piece.bytes;
+                at += self.pitch(&piece);
                 pieces.push(piece);
             }
         }
@@ -60,19 +60,26 @@ impl TiledTensor {
 
     /// A column of pixels: from the filter base at `coordinates` (channel, space, image) the base moves through
     /// the bounding box in steps of the traversal stride, innermost dimension first, image after image; each pixel
-    /// lies `offsets` further in space.
+    /// lies `offsets` further in space; a store has none (`.im2col_no_offs`).
     ///
     /// # Errors
     /// As [`pieces`](TiledTensor::pieces); a map of the tiled mode; another number of coordinates or offsets than
     /// its dimensions need.
-    pub fn columns(&self, coordinates: &[i32], offsets: &[u32], smem: u32) -> Result<Vec<Piece>, Fault> {
+    pub fn columns(
+        &self,
+        coordinates: &[i32],
+        offsets: &[u32],
+        smem: u32,
+        direction: Direction,
+    ) -> Result<Vec<Piece>, Fault> {
         self.check_mode(true)?;
         let given = coordinates.len();
-        let rule = "they are as many as the map's dimensions, and offsets two fewer";
-        let fits = given == self.rank && offsets.len() + 2 == given;
+        let rule = "they are as many as the map's dimensions, and a load's offsets two fewer";
+        let wanted = if direction == Direction::Load { given.saturating_sub(2) } else { 0 };
+        let fits = given == self.rank && offsets.len() == wanted;
         require(fits, WHAT_COPY, "coordinates", given as u64, rule)?;
         let Some(bounds) = self.bounds else { return Ok(Vec::new()) };
-        let walk = self.walk(coordinates[0], smem, Direction::Load)?;
+        let walk = self.walk(coordinates[0], smem, direction)?;
         let space = self.rank - 2;
         let mut base: Vec<i64> = coordinates[1..].iter().map(|&c| c.into()).collect();
         let mut rows = Vec::new();
@@ -124,7 +131,7 @@ mod tests {
     fn a_column_walks_the_bounding_box_exact() {
         let bounds = Bounds { lower: [0; 3], upper: [-2; 3] };
         let tensor = images(Some(bounds), [16, 64]);
-        let pieces = tensor.columns(&[0, 6, 7, 4], &[2, 2], 0).unwrap();
+        let pieces = tensor.columns(&[0, 6, 7, 4], &[2, 2], 0, Direction::Load).unwrap();
         assert_eq!(pieces.len(), 64);
         let pixel = |w: u64, h: u64, n: u64| Some(0x1_0000 + 64 * (w + 9 * (h + 14 * n)));
         // Base (6, 7) is the last of its row of 7; then (0, 8) and so on to (6, 11), then the next image.
@@ -138,7 +145,9 @@ mod tests {
     #[test]
     fn modes_of_map_and_copy_agree() {
         let tiled = images(None, [16, 1]);
-        assert!(tiled.columns(&[0; 4], &[0; 2], 0).unwrap_err().message.contains("mode is 0x0"));
+        assert!(
+            tiled.columns(&[0; 4], &[0; 2], 0, Direction::Load).unwrap_err().message.contains("mode is 0x0")
+        );
         let bounds = Bounds { lower: [0; 3], upper: [0; 3] };
         let column = images(Some(bounds), [16, 8]);
         assert!(column.pieces(&[0; 4], 0, Direction::Load).unwrap_err().message.contains("mode is 0x1"));

@@ -165,3 +165,24 @@ proptest! {
         prop_assert_eq!(walked(&t, &start[..rank], 0x400), expected);
     }
 }
+
+/// Sixteen elements of 4 or 6 bits are 8 or 12 bytes of global memory and 16 of shared memory.
+#[test]
+fn padded_elements_take_a_byte_each_exact() {
+    for (ty, packed) in [(TensorDataType::U4Align16, 8), (TensorDataType::U6Align16, 12)] {
+        let pitch = 256 / 16 * packed;
+        let t = matrix(ty, [256, 3], pitch, [128, 2], Swizzle::B128);
+        assert_eq!(t.box_bytes(), 256);
+        let pieces: Vec<Piece> = t.pieces(&[128, 2], 1024, Direction::Load).unwrap().collect();
+        // The second row lies past the end.
+        let want = (0..16u32).map(|i| Piece {
+            smem: Swizzle::B128.apply(1024 + 16 * i),
+            global: (i < 8).then(|| 0x1_0000 + 2 * pitch + 8 * packed + u64::from(i) * packed),
+            bytes: packed as u32,
+        });
+        assert!(pieces.iter().copied().eq(want), "{pieces:?}");
+        let refused = |at: i32, direction| t.pieces(&[at, 0], 0, direction).unwrap_err().message;
+        assert!(refused(64, Direction::Load).contains("a multiple of 128 elements"));
+        assert!(refused(0, Direction::Store).contains("types without padding"));
+    }
+}
