@@ -276,7 +276,12 @@ impl fmt::Display for Report {
         write!(f, "{}", Matrices::of(&self.modules))?;
         if let Some(first) = self.modality_modules.first() {
             let count = self.modality_modules.len();
-            writeln!(f, "{count} matrices of pictures and sound, such as {}: {}", first.name, first.format)?;
+            let matrices = if count == 1 { "matrix" } else { "matrices" };
+            writeln!(
+                f,
+                "{count} {matrices} of pictures and sound, such as {}: {}",
+                first.name, first.format
+            )?;
         }
         for (activation, layers) in self.activations() {
             writeln!(f, "activation of {layers}: {activation}")?;

@@ -368,7 +368,7 @@ fn inspect_tells_of_every_matrix() {
     let name = "model.visual.blocks.0.mlp.gate_proj.weight";
     write(&pictures, &[(name, Dtype::BF16, [32, 48], drawn(7, 32 * 48))]);
     let seen = text(&["inspect", arg(&pictures), "--convention", "modelopt"], 0);
-    let line = "1 matrices of pictures and sound, such as model.visual.blocks.0.mlp.gate_proj: bf16\n";
+    let line = "1 matrix of pictures and sound, such as model.visual.blocks.0.mlp.gate_proj: bf16\n";
     assert!(seen.contains(line), "{seen}");
     for line in [
         "matrices of model.layers.5\n",
