@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use dualgemm::cpu::{CpuOptions, Isa, limits};
+use dualgemm::cpu::{CpuOptions, Isa, Team, limits};
 use dualgemm::gemm::AFormat;
 use dualgemm::strategies::STRATEGIES;
 use dualgemm::{AnyDesc, Target};
@@ -70,6 +70,9 @@ pub struct BenchArgs {
     /// Threads; without it, all there are.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub threads: Option<u16>,
+    /// Let a processor's threads stay awake between calls, which pays for few tokens.
+    #[arg(long)]
+    pub team: bool,
     /// Time to spend on each measurement, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = parse_seconds)]
     pub budget: f64,
@@ -168,9 +171,10 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
         );
     }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0).into()).build();
-    let report = pool
-        .context("--threads: cannot start the threads")?
-        .install(|| measure_all(args, &shapes, output))?;
+    let report = pool.context("--threads: cannot start the threads")?.install(|| match args.team {
+        true => Team::new(rayon::current_num_threads())?.install(|| measure_all(args, &shapes, output)),
+        false => measure_all(args, &shapes, output),
+    })?;
     if let Some(path) = &args.csv {
         write_whole(path, report.to_csv().as_bytes())?;
     }
