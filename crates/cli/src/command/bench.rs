@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use dualgemm::cpu::{CpuOptions, Isa, limits};
+use dualgemm::cpu::{CpuOptions, Isa, Team, limits};
 use dualgemm::gemm::AFormat;
 use dualgemm::strategies::STRATEGIES;
 use dualgemm::{AnyDesc, Target};
@@ -66,6 +66,9 @@ pub struct BenchArgs {
     pub cache: CacheArg,
     #[command(flatten)]
     pub processor: ProcessorArgs,
+    /// Let a processor's threads stay awake between calls, which pays for few tokens.
+    #[arg(long)]
+    pub team: bool,
     /// Time to spend on each measurement, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = parse_seconds)]
     pub budget: f64,
@@ -167,7 +170,10 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
             args.strategy.join(",")
         );
     }
-    let report = args.processor.install(|| measure_all(args, &shapes, output))?;
+    let report = args.processor.install(|| match args.team {
+        true => Team::new(rayon::current_num_threads())?.install(|| measure_all(args, &shapes, output)),
+        false => measure_all(args, &shapes, output),
+    })?;
     keep(args, plot.as_deref(), &report)?;
     output.say(&report, &text(&report))?;
     Ok(Verdict::Right)

@@ -330,7 +330,7 @@ fn whole_mlps_and_mixtures_run_on_a_simulated_card() {
 fn bench_measures_every_operation() {
     for (op, more, name, flops) in [
         ("linear", &[][..], "linear", 2.0 * 3.0 * 32.0 * 64.0),
-        ("mlp", &["--between", "f16"], "mlp", 6.0 * 3.0 * 32.0 * 64.0),
+        ("mlp", &["--between", "f16", "--team"], "mlp", 6.0 * 3.0 * 32.0 * 64.0),
         ("moe", &["--experts", "5", "--top-k", "2"], "moe 2 of 5", 12.0 * 3.0 * 32.0 * 64.0),
     ] {
         let args = ["bench", "--shapes", "3x32x64", "--smoke", "--a-format", "bf16,nvfp4", "--op", op];
