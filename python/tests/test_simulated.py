@@ -16,7 +16,7 @@ def pair():
     return dualgemm.quantize(x[0]), dualgemm.quantize(2.14 * x[1])
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a"])
 def test_a_simulated_gpu_equals_the_processor_close(pair, arch):
     gate, up = pair
     on_gpu = Weights.from_tensors(gate=gate, up=up, device=f"sim:{arch}")

@@ -41,21 +41,27 @@ pub enum SimArch {
     Sm90a,
     /// Blackwell (B200).
     Sm100a,
+    /// Blackwell Ultra (B300).
+    Sm103a,
     /// Blackwell workstation (RTX PRO 6000).
     Sm120a,
+    /// DGX Spark (GB10).
+    Sm121a,
 }
 
 #[cfg(feature = "sim")]
 impl SimArch {
     /// Every one.
-    pub const ALL: [Self; 3] = [Self::Sm90a, Self::Sm100a, Self::Sm120a];
+    pub const ALL: [Self; 5] = [Self::Sm90a, Self::Sm100a, Self::Sm103a, Self::Sm120a, Self::Sm121a];
 
     /// As PTX calls it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sm90a => "sm_90a",
             Self::Sm100a => "sm_100a",
+            Self::Sm103a => "sm_103a",
             Self::Sm120a => "sm_120a",
+            Self::Sm121a => "sm_121a",
         }
     }
 
@@ -71,7 +77,9 @@ impl SimArch {
         match self {
             Self::Sm90a => Card::H100,
             Self::Sm100a => Card::B200,
+            Self::Sm103a => Card::B300,
             Self::Sm120a => Card::RtxPro6000,
+            Self::Sm121a => Card::Gb10,
         }
     }
 }

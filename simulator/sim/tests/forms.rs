@@ -9,13 +9,11 @@ use dualgemm_sim::{Card, Config, Gpu};
 
 /// What is said of the only instruction of a module, if it is not loaded.
 fn refusal(sample: Sample, target: Target) -> Option<String> {
-    let card = match target.as_str() {
-        name if name.starts_with("sm_12") => Card::RtxPro6000,
-        name if name.starts_with("sm_10") => Card::B200,
-        _ => Card::H100,
-    };
     let module = Row::sample_module(&[sample], target, Version::new(9, 0));
-    Gpu::new(Config::default().card(card)).load(&module.to_string()).err().map(|error| error.to_string())
+    Gpu::new(Config::default().card(Card::of(target)))
+        .load(&module.to_string())
+        .err()
+        .map(|error| error.to_string())
 }
 
 fn instruction(text: &str) -> Instruction {

@@ -165,8 +165,10 @@ impl fmt::Display for Report {
 fn card_of(arch: &str) -> Option<Card> {
     match arch {
         "sm_90a" => Some(Card::H100),
-        "sm_100a" | "sm_103a" => Some(Card::B200),
-        "sm_120a" | "sm_121a" => Some(Card::RtxPro6000),
+        "sm_100a" => Some(Card::B200),
+        "sm_103a" => Some(Card::B300),
+        "sm_120a" => Some(Card::RtxPro6000),
+        "sm_121a" => Some(Card::Gb10),
         _ => None,
     }
 }
@@ -177,7 +179,7 @@ fn config_of(args: &SimArgs, card: Card) -> anyhow::Result<Config> {
     Ok(match (&args.config, card) {
         (Some(name), _) => Config::named(name)?,
         (None, Card::H100) => Config::Sm90a(sm90a::config::Config::for_tokens(m)),
-        (None, Card::B200) => Config::Sm100a(Estimate::best(Formats::NVFP4, (m, n, k))?.0),
+        (None, Card::B200 | Card::B300) => Config::Sm100a(Estimate::best(Formats::NVFP4, (m, n, k))?.0),
         (None, _) => Config::Sm120a(sm120a::config::Config::for_tokens(m)),
     })
 }
@@ -289,6 +291,7 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
     let config = config_of(args, card)?;
     let (formats, tokens, estimate) = about(&config, args.shape);
+    let estimate = estimate.filter(|_| card == Card::B200);
     let [nvfp4, mxfp4, w4a16] = FUSED;
     let name = match formats {
         Formats::Scaled(BlockFormat::Nvfp4) => nvfp4,

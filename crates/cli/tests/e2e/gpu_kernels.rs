@@ -60,7 +60,7 @@ fn a_simulated_kernel_is_right_and_says_what_bounds_it() {
 #[test]
 fn blackwells_kernels_are_right_and_say_that_no_card_ran_them() {
     for (arch, card) in
-        [("sm_100a", "B200"), ("sm_103a", "B200"), ("sm_120a", "RTX PRO 6000"), ("sm_121a", "RTX PRO 6000")]
+        [("sm_100a", "B200"), ("sm_103a", "B300"), ("sm_120a", "RTX PRO 6000"), ("sm_121a", "GB10")]
     {
         let args = |shape| ["sim", "--arch", arch, "--shape", shape];
         let report = json(&args("130x72x528"), 0);

@@ -58,7 +58,9 @@ impl Runtime {
         self.gpu.get_or_insert_with(|| {
             let targets = binaries.iter().filter_map(|(ptx, _)| target(ptx));
             let card = match targets.max() {
+                Some(103) => Card::B300,
                 Some(100..=109) => Card::B200,
+                Some(121) => Card::Gb10,
                 Some(120..) => Card::RtxPro6000,
                 _ => Card::H100,
             };

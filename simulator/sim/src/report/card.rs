@@ -2,9 +2,10 @@
 //!
 //! Sources. H100 SXM5: NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, table 3 (dense rates at 1830
 //! MHz boost). H200 SXM: H200 datasheet (same chip, 4.8 TB/s). B200: Blackwell datasheet of HGX B200 divided by
-//! eight (dense rates), 8 TB/s. RTX PRO 6000 Blackwell Workstation: RTX Blackwell PRO architecture whitepaper
-//! v1.0, appendix. Limits per CTA and SM: CUDA C++ Programming Guide, "Compute Capabilities". L2 rates are what
-//! streaming reads reach on an H100 (about 7 TB/s for the chip) and are scaled by SM count and clock elsewhere;
+//! eight (dense rates), 8 TB/s; B300: the same of HGX B300, clock as nvidia-smi gives it. RTX PRO 6000 Blackwell
+//! Workstation: RTX Blackwell PRO architecture whitepaper v1.0, appendix. GB10: DGX Spark's datasheet (1 PFLOP/s of
+//! sparse FP4, 273 GB/s). Limits per CTA and SM: CUDA C++ Programming Guide, "Compute Capabilities". L2 rates are
+//! what streaming reads reach on an H100 (about 7 TB/s for the chip) and are scaled by SM count and clock elsewhere;
 //! they are estimates.
 
 use dualgemm_device::Arch;
@@ -20,8 +21,12 @@ pub enum Card {
     H200,
     /// B200 SXM 180 GB, sm_100.
     B200,
+    /// B300 SXM 288 GB, sm_103.
+    B300,
     /// RTX PRO 6000 Blackwell Workstation Edition 96 GB, sm_120.
     RtxPro6000,
+    /// GB10 of a DGX Spark, 128 GB, sm_121.
+    Gb10,
 }
 
 /// Limits and peak rates of a card.
@@ -57,13 +62,15 @@ pub struct CardData {
 
 impl Card {
     /// Every card.
-    pub const ALL: [Card; 4] = [Card::H100, Card::H200, Card::B200, Card::RtxPro6000];
+    pub const ALL: [Card; 6] = [Card::H100, Card::H200, Card::B200, Card::B300, Card::RtxPro6000, Card::Gb10];
 
     /// A card that runs kernels for `target`: an H100 those for earlier ones as well.
     pub const fn of(target: Target) -> Card {
         match target {
-            Target::Sm100a | Target::Sm100f | Target::Sm103a => Card::B200,
-            Target::Sm120a | Target::Sm120f | Target::Sm121a => Card::RtxPro6000,
+            Target::Sm100a | Target::Sm100f => Card::B200,
+            Target::Sm103a => Card::B300,
+            Target::Sm120a | Target::Sm120f => Card::RtxPro6000,
+            Target::Sm121a => Card::Gb10,
             _ => Card::H100,
         }
     }
@@ -106,6 +113,15 @@ impl Card {
                 tensor_rate: [2250e12, 4500e12, 9000e12],
                 ..h100
             },
+            Card::B300 => CardData {
+                name: "NVIDIA B300 SXM 288GB",
+                arch: Arch { major: 10, minor: 3 },
+                clock_ghz: 2.032,
+                memory_bytes: 288 << 30,
+                l2_rate: 8.7e12,
+                tensor_rate: [2250e12, 4500e12, 13500e12],
+                ..Card::B200.data()
+            },
             Card::RtxPro6000 => CardData {
                 name: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
                 arch: Arch { major: 12, minor: 0 },
@@ -120,21 +136,36 @@ impl Card {
                 tensor_rate: [503.8e12, 1007.6e12, 2015.2e12],
                 ..h100
             },
+            Card::Gb10 => CardData {
+                name: "NVIDIA GB10",
+                arch: Arch { major: 12, minor: 1 },
+                sm_count: 48,
+                clock_ghz: 2.418,
+                l2_bytes: 24 << 20,
+                memory_bytes: 128 << 30,
+                memory_rate: 0.273e12,
+                l2_rate: 3.4e12,
+                tensor_rate: [125e12, 250e12, 500e12],
+                ..Card::RtxPro6000.data()
+            },
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use dualgemm_device::Device;
+
     use super::*;
+    use crate::{Config, Gpu};
 
     #[test]
-    fn every_target_has_a_card_of_its_generation() {
+    fn every_target_has_a_card_that_loads_it() {
         for &target in Target::ALL {
-            let card = Card::of(target).data().arch.major;
-            let digits = target.as_str().trim_start_matches("sm_").trim_end_matches(['a', 'f']);
-            let major = digits.parse::<u32>().unwrap() / 10;
-            assert_eq!(card, major.max(9), "{target}");
+            let gpu = Gpu::new(Config::default().card(Card::of(target)));
+            let text =
+                format!(".version 9.0 .target {target} .address_size 64 .visible .entry k() {{ ret; }}");
+            gpu.load(&text).unwrap_or_else(|error| panic!("{target}: {error}"));
         }
     }
 }
