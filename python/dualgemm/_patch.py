@@ -482,6 +482,8 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
     mixture, or their features where it has fewer experts than there are ranks. All else, and an attention whose heads the ranks
     do not divide, is whole on each.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
     how = quantize_a, devices, other_model, group
     plan = together(group, lambda: planned(model, opened(checkpoint, reading), *how))
     report = PatchReport()

@@ -22,6 +22,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
 from ._patch import unsupported
+from ._torch import quantize_a_text
 from .decoder import take_layers
 from .errors import CheckpointError, UnsupportedError
 from .nn import Packed, patch_model
@@ -261,6 +262,7 @@ class _Choice:
 def register(*, quantize_a=None, group=None):
     """Makes ``from_pretrained`` take NVFP4 directories; other formats stay with whom they were. ``quantize_a`` and ``group`` are
     those of :func:`dualgemm.nn.patch_model`. A second call changes them alone."""
+    quantize_a_text(quantize_a)
     _how.update(quantize_a=quantize_a, group=group)
     for mapping, ours in (
         (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, Config),

@@ -3,7 +3,7 @@
 use dualgemm::gemm::Linear as Operand;
 use dualgemm::{LayerCall, PackedLayer, Target};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::PyDict;
 
 use crate::destination::Destination;
 use crate::error::{Kind, facade};
@@ -85,7 +85,7 @@ impl Linear {
     #[pyo3(signature = (weight, *, bias = None, input_scale = None, device = None))]
     fn from_tensors(
         py: Python<'_>,
-        weight: &Bound<'_, PyTuple>,
+        weight: &Bound<'_, PyAny>,
         bias: Option<&Bound<'_, PyAny>>,
         input_scale: Option<f32>,
         device: Option<&Bound<'_, PyAny>>,

@@ -89,6 +89,12 @@ impl<'py> Source<'py> {
 impl<'py> Quantized<'py> {
     /// `(codes, scales, global_scale, scale_layout, format)`; the last two may be missing.
     pub fn of(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if !object.is_instance_of::<PyTuple>() {
+            let found = object.get_type().name()?;
+            return Err(
+                Kind::Operand.raise(format!("{name} is of type {found}; a dualgemm.Quantized is needed"))
+            );
+        }
         let len = object.len()?;
         if !(3..=5).contains(&len) {
             return Err(Kind::Operand.raise(format!(

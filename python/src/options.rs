@@ -65,6 +65,15 @@ impl LayerOptions {
         for (key, value) in keywords.into_iter().flatten() {
             this.set(&key.extract::<String>()?, &value)?;
         }
+        let given = |key| keywords.is_some_and(|keywords| keywords.contains(key).unwrap_or(false));
+        if this.world > 1 && !given("rank") {
+            refuse!(
+                Argument,
+                "rank is needed where world is {}; valid are 0 to {}",
+                this.world,
+                this.world - 1
+            );
+        }
         Ok(this)
     }
 

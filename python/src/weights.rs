@@ -6,7 +6,7 @@ use dualgemm::formats::QuantizedMatrix;
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
 use dualgemm::{AnyWeights, LayerCall, PackedLayer, Target};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::PyDict;
 
 use crate::array::Place;
 use crate::destination::Destination;
@@ -93,8 +93,8 @@ impl Weights {
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn from_tensors(
         py: Python<'_>,
-        gate: &Bound<'_, PyTuple>,
-        up: &Bound<'_, PyTuple>,
+        gate: &Bound<'_, PyAny>,
+        up: &Bound<'_, PyAny>,
         gate_bias: Option<&Bound<'_, PyAny>>,
         up_bias: Option<&Bound<'_, PyAny>>,
         activation: &str,
@@ -128,7 +128,7 @@ impl Weights {
     #[pyo3(signature = (gate_up, *, order, activation = "silu", input_scale = None, device = None))]
     fn from_fused(
         py: Python<'_>,
-        gate_up: &Bound<'_, PyTuple>,
+        gate_up: &Bound<'_, PyAny>,
         order: &str,
         activation: &str,
         input_scale: Option<f32>,
@@ -199,8 +199,8 @@ impl Weights {
     /// which nothing waits: for tasks whose weights change with every call.
     fn _refill(
         slf: &Bound<'_, Self>,
-        gate: &Bound<'_, PyTuple>,
-        up: &Bound<'_, PyTuple>,
+        gate: &Bound<'_, PyAny>,
+        up: &Bound<'_, PyAny>,
         stream: u64,
     ) -> PyResult<()> {
         let (gate, up) = (Quantized::of("gate", gate)?, Quantized::of("up", up)?);

@@ -80,6 +80,13 @@ def test_a_split_block_or_a_rank_outside_is_refused(layer14):
         dualgemm.Weights.from_checkpoint(path, rank=0, world=5)
     with pytest.raises(dualgemm.OperandError, match="rank 2 of 2 does not exist"):
         dualgemm.Weights.from_checkpoint(path, rank=2, world=2)
+    with pytest.raises(dualgemm.ArgumentError, match="rank is needed where world is 2; valid are 0 to 1"):
+        dualgemm.Weights.from_checkpoint(path, world=2)
+
+
+def test_arrays_in_the_place_of_quantized_matrices_are_refused():
+    with pytest.raises(dualgemm.OperandError, match="gate is of type ndarray; a dualgemm.Quantized is needed"):
+        dualgemm.Weights.from_tensors(gate=np.ones((16, 16)), up=np.ones((16, 16)))
 
 
 def test_re_quantized_results_feed_the_down_projection_close(layer14, hidden):

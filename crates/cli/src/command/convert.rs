@@ -87,7 +87,7 @@ pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     let is_gguf = checkpoint.files().gguf_metadata().is_some();
     if is_gguf && !args.mlp_only {
         bail!(
-            "{}: of a GGUF file the gated MLPs alone are read; --mlp-only writes them",
+            "{}: a whole model is not converted from GGUF, its gated MLPs alone are; add --mlp-only",
             args.input.display()
         );
     }

@@ -55,7 +55,8 @@ pub struct SimArgs {
     /// Seed of the operands and of the interleaving.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Tile and pipeline, see `ptx --list`; without it, the one whose tile fits M.
+    /// Tile and pipeline, see `ptx --list` [default: on Hopper the one whose tile fits M, on sm_100a and sm_103a the one
+    /// with the lowest estimate].
     ///
     /// On Blackwell the operands are what the configuration takes: nvfp4 without one, mxfp4, or A in f16 or bf16.
     #[arg(long, value_name = "NAME")]
