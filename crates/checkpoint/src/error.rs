@@ -62,6 +62,9 @@ pub enum Error {
     /// A scale of a tensor or of its activations is no scale.
     #[error("{tensor}: holds {value}; {what} must be a positive finite number")]
     ScaleValue { tensor: String, what: &'static str, value: f32 },
+    /// A bias has an element that is no number or infinite.
+    #[error("{tensor}: element {at} is {value}; biases must be finite")]
+    BiasValue { tensor: String, at: usize, value: f32 },
     /// There is no such layer.
     #[error("{}: no gated MLP in layer {layer}; there is one in {exist}", file.display())]
     NoLayer { file: PathBuf, layer: usize, exist: String },
@@ -132,6 +135,7 @@ impl Error {
                 _ => "shape",
             },
             Self::ScaleValue { .. } => "tensor-scale",
+            Self::BiasValue { .. } => "bias",
             Self::NoLayer { .. }
             | Self::LayerKind { .. }
             | Self::NoModule { .. }
@@ -165,7 +169,9 @@ impl Error {
             Self::Dtype { tensor, found, .. } => (tensor.clone(), found.clone()),
             Self::Shape { tensor, found, .. } => (tensor.clone(), format!("{found:?}")),
             Self::Format { file, source } => (path(file), source.to_string()),
-            Self::ScaleValue { tensor, value, .. } => (tensor.clone(), value.to_string()),
+            Self::ScaleValue { tensor, value, .. } | Self::BiasValue { tensor, value, .. } => {
+                (tensor.clone(), value.to_string())
+            }
             Self::NoLayer { file, layer, .. } => (path(file), layer.to_string()),
             Self::NoModule { file, module, .. } => (path(file), module.clone()),
             Self::NoExpert { path, expert, .. } => (path.clone(), expert.to_string()),

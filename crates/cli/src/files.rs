@@ -26,14 +26,25 @@ pub fn open_activations(path: &Path) -> anyhow::Result<TensorFiles> {
 }
 
 /// Refuses an output, given as the argument `name`, that would replace one of the inputs, a file in it, or one that says
-/// how to read it: the configurations and indices beside it.
+/// how to read it: the configurations and indices beside it; and one that would become a file of a directory that is read.
 pub fn is_no_input<'a>(
     name: &str,
     output: &Path,
     inputs: impl IntoIterator<Item = &'a Path>,
 ) -> anyhow::Result<()> {
-    // What does not exist yet replaces nothing.
-    let Ok(real) = output.canonicalize() else { return Ok(()) };
+    let Ok(real) = output.canonicalize() else {
+        // What does not exist yet replaces nothing.
+        let parent =
+            output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let joins = |input: &Path| input.is_dir() && input.canonicalize().ok() == parent.canonicalize().ok();
+        if output.extension().is_some_and(|ending| ending == "safetensors") && inputs.into_iter().any(joins) {
+            bail!(
+                "{name}: {} would become a part of the directory that is read; give another",
+                output.display()
+            );
+        }
+        return Ok(());
+    };
     let is_json = real.extension().is_some_and(|extension| extension == "json");
     let replaced = |input: &Path| {
         real == input

@@ -91,7 +91,10 @@ impl OwnedRouting {
                 bail!("{}: {name} is {:?}; [M, k] is needed", path.display(), found.shape)
             };
             if rows != tokens || top_k == 0 {
-                bail!("{}: {name} is [{rows}, {top_k}]; A has {tokens} rows", path.display());
+                bail!(
+                    "{}: {name} is [{rows}, {top_k}]; [{tokens}, k] with k from 1 is needed",
+                    path.display()
+                );
             }
             Ok((found, top_k))
         };

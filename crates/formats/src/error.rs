@@ -27,7 +27,7 @@ pub enum Error {
     #[error("{tensor}: block scale {byte:#04x} at row {row}, block {block} is {what}; valid are {valid}")]
     ScaleByte { tensor: String, row: usize, block: usize, byte: u8, what: &'static str, valid: &'static str },
     /// A tensor scale that cannot be a scale.
-    #[error("{tensor}: tensor scale {value} is not a positive finite number")]
+    #[error("{tensor}: tensor scale {value} and its reciprocal must be positive finite numbers")]
     GlobalScale { tensor: String, value: f32 },
     /// Rows that would overlap; strides are in elements of floats, in bytes of codes.
     #[error("{tensor}: a row stride of {row_stride} {unit}; a row has {row}, so at least that is needed")]

@@ -330,6 +330,9 @@ impl Checkpoint {
         self.check_mlp_bias(name, view.as_ref())?;
         let Some(view) = view else { return Ok(None) };
         let values = view.to_f32(WHAT)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(Error::BiasValue { tensor: view.name.into(), at, value: values[at] });
+        }
         match (stored.experts, expert) {
             (None, _) if values.len() == stored.rows => Ok(Some(values)),
             (Some(count), Some(e)) if e < count && values.len() == count * stored.rows => {

@@ -76,6 +76,7 @@ pub const RULES: &[Rule] = &[
         "tensor-scale-sense",
         "a multiplier is below 1 and a divisor above 1, or the convention is the wrong way round",
     ),
+    error("bias", "every element of a bias is finite"),
     error("uncalibrated", "every expert's activation scale was calibrated: present, positive and finite"),
     error(
         "declared",

@@ -130,7 +130,7 @@ fn unusable_activation_files_are_named() {
         ),
         (
             |f| f.tensor("a_scale_2").data = vec![0; 4].into(),
-            "DIR/a.safetensors: a_packed: tensor scale 0 is not a positive finite number",
+            "DIR/a.safetensors: a_packed: tensor scale 0 and its reciprocal must be positive finite numbers",
         ),
         (|f| f.tensor("a_packed").dtype = Dtype::I8, "a_packed: stored as I8; packed activations must be U8"),
     ];

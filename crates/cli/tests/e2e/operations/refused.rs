@@ -64,7 +64,7 @@ fn arguments_and_routings_that_a_mixture_does_not_take_are_refused() {
     routing(&file, &[0, 1, 3, 0], &[0.5, 0.5, f32::NAN, 0.5], [2, 2], true);
     moe(&given, &["topk_weights[1, 0] is NaN", "finite numbers"]);
     routing(&file, &[0, 1, 3, 0], &[0.5; 4], [4, 1], true);
-    moe(&given, &["topk_ids is [4, 1]; A has 2 rows"]);
+    moe(&given, &["topk_ids is [4, 1]; [2, k] with k from 1 is needed"]);
     routing(&file, &[0, 1, 3, 0], &[0.5; 4], [2, 2], true);
     moe(&[&given[..], &["--top-k", "1"]].concat(), &["--top-k: is 1; ", "has 2 experts a token"]);
     moe(&["--routing", arg(&this.checkpoint)], &["has no tensor topk_ids"]);
