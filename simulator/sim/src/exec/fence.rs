@@ -155,7 +155,7 @@ impl Barrier {
         let Barrier { kind, aligned, id, count, vote } = *self;
         if aligned
             && cx.g.arrived.is_none()
-            && let Some(flow) = cx.gather(u32::MAX)
+            && let Some(flow) = cx.gather_all()?
         {
             return Ok(flow);
         }
