@@ -14,6 +14,18 @@ enum Kind {
     Or,
 }
 
+impl Kind {
+    /// What all arrivals of a round have in common: a reduction, or none (`sync` and `arrive`).
+    fn reduction(self) -> Option<&'static str> {
+        match self {
+            Kind::Sync | Kind::Arrive => None,
+            Kind::Popc => Some(".red.popc"),
+            Kind::And => Some(".red.and"),
+            Kind::Or => Some(".red.or"),
+        }
+    }
+}
+
 /// A barrier of a CTA.
 struct Barrier {
     kind: Kind,
@@ -155,7 +167,7 @@ impl Barrier {
         let Barrier { kind, aligned, id, count, vote } = *self;
         if aligned
             && cx.g.arrived.is_none()
-            && let Some(flow) = cx.gather(u32::MAX)
+            && let Some(flow) = cx.gather_all()?
         {
             return Ok(flow);
         }
@@ -190,6 +202,16 @@ impl Barrier {
         if b.arrived == 0 {
             b.first_pc = pc;
             b.expected = count;
+            b.reduction = kind.reduction();
+        } else if b.reduction != kind.reduction() {
+            let name = |r: Option<&'static str>| r.unwrap_or(".sync or .arrive");
+            let (theirs, ours, first) = (name(b.reduction), name(kind.reduction()), b.first_pc);
+            return Err(fault!(
+                Check::Barrier,
+                "barrier {id} is used by {ours} here, but an earlier arrival of this round was by {theirs}"
+            )
+            .party(Party::new("first arrival", first))
+            .help("all arrivals of a round are the same reduction, or none is one"));
         } else if b.expected != count {
             let name = |c: Option<u32>| c.map_or("all threads".to_string(), |c| format!("{c} threads"));
             let (theirs, ours) = (name(b.expected), name(count));

@@ -158,7 +158,18 @@ impl Cx<'_, '_> {
         }
     }
 
+    /// Whether all of `members` that are here execute the instruction: lanes whose guard is false do not.
+    pub fn all_execute(&self, members: u32, of: fmt::Arguments<'_>) -> Result<()> {
+        let idle = members & self.g.mask & !self.m;
+        if idle == 0 {
+            return Ok(());
+        }
+        Err(fault!(Check::Barrier, "the guard of lanes {idle:#010x} is false at {of}")
+            .help("lanes whose guard is false do not execute it: leave them out of the members, or branch around it"))
+    }
+
     /// Brings lanes together for an instruction that `members` execute as one. `Some` while some are missing.
+    /// Those that are here or wait have been found to execute it, by [`all_execute`](Cx::all_execute).
     pub fn gather(&mut self, members: u32) -> Option<Flow> {
         let wanted = members & self.w.live;
         if wanted & !self.g.mask == 0 {
@@ -172,8 +183,17 @@ impl Cx<'_, '_> {
     }
 
     /// As [`gather`](Cx::gather) for an `.aligned` instruction: all lanes of the warp.
+    pub fn gather_all(&mut self) -> Result<Option<Flow>> {
+        self.all_execute(
+            u32::MAX,
+            format_args!("an .aligned instruction, which all lanes of the warp execute"),
+        )?;
+        Ok(self.gather(u32::MAX))
+    }
+
+    /// As [`gather_all`](Cx::gather_all), and strict checks find lanes that only happen to be together.
     pub fn aligned(&mut self) -> Result<Option<Flow>> {
-        let flow = self.gather(u32::MAX);
+        let flow = self.gather_all()?;
         match self.g.met {
             Some(pc) if flow.is_none() && self.cl.launch.config.checks.strict => Err(Fault::new(
                 Check::Barrier,

@@ -35,6 +35,12 @@ pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u3
         )
         .lane(l as u32));
     }
+    if cx.m != cx.g.mask {
+        for l in lanes(cx.m) {
+            let of = format_args!("a warp-synchronous instruction for members {:#010x}", masks[l]);
+            cx.all_execute(masks[l], of)?;
+        }
+    }
     let same = lanes(cx.m).filter(|&l| masks[l] == first).fold(0, |s, l| s | 1 << l);
     if same != cx.m {
         let live = cx.w.live;

@@ -23,6 +23,8 @@ pub struct NamedBarrier {
     pub expected: Option<u32>,
     /// Instruction of the first arrival of this round.
     pub first_pc: u32,
+    /// What this round reduces, if anything, as the first arrival said.
+    pub reduction: Option<&'static str>,
     /// Predicate results gathered for `barrier.red`: number of true ones.
     pub votes: u32,
     /// Votes of the last completed round, and how many took part.
@@ -41,6 +43,7 @@ impl NamedBarrier {
         self.result = (self.votes, self.arrived);
         self.arrived = 0;
         self.expected = None;
+        self.reduction = None;
         self.votes = 0;
         self.waiting = 0;
         let current = std::mem::take(&mut self.current);
