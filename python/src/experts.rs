@@ -137,12 +137,14 @@ impl Experts {
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         layer: Option<&Bound<'_, PyAny>>,
-        experts: Option<Vec<usize>>,
+        experts: Option<Vec<Bound<'_, PyAny>>>,
         count: Option<usize>,
         router_weights: Option<&str>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<Self>> {
         let options = LayerOptions::of(layer, keywords)?;
+        let numbers = |list: Vec<_>| list.iter().map(|expert| options::count("experts", expert)).collect();
+        let experts: Option<Vec<usize>> = experts.map(numbers).transpose()?;
         let origin = of_keywords(py, keywords)?;
         origin.set_item("experts", experts.clone())?;
         origin.set_item("count", count)?;

@@ -36,7 +36,7 @@ pub fn activation(name: &str) -> PyResult<Activation> {
 }
 
 /// A number from 0.
-fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+pub fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     value.extract().map_err(|error: PyErr| {
         if !error.is_instance_of::<PyOverflowError>(value.py()) {
             return error;

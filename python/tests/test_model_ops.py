@@ -219,6 +219,8 @@ def test_experts_of_a_checkpoint_all_and_some_exact(testdata):
         np.testing.assert_array_equal(y, dualgemm.mlp(x, one))
     with pytest.raises(dualgemm.CheckpointError, match="expert 2"):
         dualgemm.Experts.from_checkpoint(path, 0, count=3)
+    with pytest.raises(dualgemm.ArgumentError, match="experts is -1; a number from 0 is needed"):
+        dualgemm.Experts.from_checkpoint(path, 0, experts=[-1])
 
 
 def test_routing_that_is_wrong_is_refused():

@@ -18,15 +18,16 @@ pub(crate) struct MappedFile {
 impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let io = |action, e| Error::io(path, action, e);
-        let file = File::open(path).map_err(|e| io("open", e))?;
-        let meta = file.metadata().map_err(|e| io("read the size", e))?;
-        if !meta.is_file() {
+        // Opening a pipe would wait for somebody to write to it.
+        if !std::fs::metadata(path).map_err(|e| io("open", e))?.is_file() {
             return Err(Error::Path {
                 file: path.into(),
                 found: "is not a regular file".into(),
                 valid: "only regular files can be mapped",
             });
         }
+        let file = File::open(path).map_err(|e| io("open", e))?;
+        let meta = file.metadata().map_err(|e| io("read the size", e))?;
         // Another process truncating the file in place would raise SIGBUS, as for every mapped file.
         let map = (meta.len() > 0).then(|| {
             // SAFETY: the mapping is read-only and private to this value. Nothing in this program writes the

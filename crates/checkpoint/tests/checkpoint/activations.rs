@@ -140,3 +140,14 @@ fn unusable_activation_files_are_named() {
         assert_starts(&read_error(&f, None), expected);
     }
 }
+
+/// Opening a pipe would wait for somebody to write to it.
+#[test]
+#[cfg(unix)]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("a.safetensors");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let message = TensorFiles::open(&pipe).unwrap_err().to_string();
+    assert!(message.ends_with("is not a regular file; only regular files can be mapped"), "{message}");
+}
