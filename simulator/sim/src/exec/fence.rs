@@ -171,6 +171,10 @@ impl Barrier {
         {
             return Ok(flow);
         }
+        if kind != Kind::Arrive && cx.m != cx.g.mask {
+            // Lanes whose guard is false do not wait.
+            return Ok(Flow::Part(cx.m));
+        }
         let id = cx.uniform(id, "the barrier number")?;
         let fault = |text: String| Err(Fault::new(Check::Barrier, text));
         if id > 15 {
