@@ -77,7 +77,7 @@ def test_a_model_is_quantized_and_converted(layer14, tmp_path):
     again = dualgemm.convert(layer14 / "modelopt-nvfp4", tmp_path / "ct", "compressed-tensors")
     assert again["linears"] == 7 and dualgemm.Checkpoint(tmp_path / "ct").convention == "compressed-tensors"
     mse = (layer14 / "mlp-bf16.safetensors", tmp_path / "mse.safetensors")
-    with pytest.raises(dualgemm.Error, match="mse.safetensors: exists already; give another name, or --force"):
+    with pytest.raises(dualgemm.Error, match="mse.safetensors: exists already; give another name, or force to replace it"):
         dualgemm.quantize_model(*mse)
     assert len(dualgemm.quantize_model(*mse, force=True)["tensors"]) == 3
     with pytest.raises(dualgemm.Error, match="producer"):
