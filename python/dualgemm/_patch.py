@@ -306,7 +306,7 @@ class Plan:
         if split == "features":
             part = functools.partial(Mlp.from_checkpoint, found.checkpoint, found.layer, expert=0)
             if why := self.why_not_parted(n, part):
-                self.left[name], split, common = self.whole(f"of {held} experts, {why}"), None, {**common, "group": None}
+                self.left[name], split, common = self.whole(f"it has fewer experts, {held}, and {why}"), None, {**common, "group": None}
         # The model's block does what else its family does with the router's weights.
         how = {"router_weights": "output", "device": device, "split": split}
         make = lambda: kind.from_checkpoint(found.checkpoint, found.layer, **how, **common)

@@ -242,7 +242,7 @@ def test_a_model_in_parts_writes_what_the_whole_one_writes(tmp_path):
         why = "whole on each of 2 ranks: {}its 48 features are no multiple of 2 blocks of 16"
         left = {f"model.layers.{i}.mlp": why.format("") for i in (0, 1)}
         assert said["features"]["left"] == left | {"lm_head": "not in 4 bits in the checkpoint"}
-        assert said["few features"]["left"]["model.layers.0.mlp.experts"] == why.format("of 1 experts, ")
+        assert said["few features"]["left"]["model.layers.0.mlp.experts"] == why.format("it has fewer experts, 1, and ")
         why = "whole on each of 2 ranks: the heads of k_proj, 1, are no multiple of that"
         left = {f"model.layers.{i}.self_attn": why for i in (0, 1)}
         assert said["keys"]["left"] == left | {"lm_head": "not in 4 bits in the checkpoint"}
