@@ -2,7 +2,6 @@
 
 import collections.abc
 import functools
-import hashlib
 import inspect
 import json
 import re
@@ -13,8 +12,8 @@ import torch
 from ._attention import take_attention
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
-from ._ops import Linear, Weights
-from ._parallel import together
+from ._ops import Linear, Mlp, Weights
+from ._parallel import rank_of, together
 from ._plain import are_plain_experts, is_plain_mlp, of_its_own
 from .errors import Error, OperandError, UnsupportedError
 
@@ -133,10 +132,12 @@ def check_biases(name, parts, in_model, in_checkpoint):
 
 
 class Step:
-    """A module that will be replaced: what was checked, and how to make what takes its place."""
+    """A module that will be replaced: what was checked, and how to make what takes its place. ``said`` is what all ranks of a
+    group have to say alike."""
 
-    def __init__(self, name, what, make):
+    def __init__(self, name, what, make, *said):
         self.name, self.what, self.make = name, what, make
+        self.said = ", ".join(map(str, (what, *said)))
 
 
 class Held:
@@ -170,7 +171,7 @@ class Plan:
             check_same_model(model, checkpoint)
 
         self.nn, self.checkpoint, self.quantize_a, self.group = nn, checkpoint, quantize_a, group
-        self.world = 1 if group is None else torch.distributed.get_world_size(group)
+        self.world = rank_of(group).get("world", 1)
         config = getattr(model, "config", None)
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.of_ranks, self.splits = getattr(text, "base_model_tp_plan", None) or {}, {}
@@ -195,8 +196,25 @@ class Plan:
 
     def part(self):
         """What all ranks of a group have to say alike."""
-        of = ", ".join(f"{step.name} {self.splits.get(step.name, '')}" for step in self.steps)
-        return f"a model with {hashlib.sha256(of.encode()).hexdigest()[:8]}"
+        return {"quantize_a": repr(self.quantize_a), **{step.name: step.said for step in self.steps}}
+
+    def why_not_parted(self, features, make):
+        """Why features that go into a product are whole on each rank, None if they are not; ``make`` makes rank 0's part."""
+        if self.world == 1:
+            return None
+        if features % (16 * self.world):
+            return f"its {features} features are no multiple of {self.world} blocks of 16"
+        if features % (32 * self.world):
+            # Blocks have 16 or 32 elements.
+            try:
+                make(rank=0, world=self.world)
+            except Error as error:
+                return str(error)
+        return None
+
+    def whole(self, why):
+        """What is said of a module that the ranks do not divide."""
+        return f"whole on each of {self.world} ranks: {why}"
 
     def mlps_by_name(self):
         """The MLPs of the checkpoint by what the model calls them, and their kind."""
@@ -284,11 +302,16 @@ class Plan:
         check_biases(name, parts, [getattr(module, f"{part}_bias", None) is not None for part in parts], biases)
         self.taken.update(found.modules)
 
-        split = None if self.group is None else "experts" if held >= self.world else "features"
+        split, common = None if self.group is None else "experts" if held >= self.world else "features", self.common
+        if split == "features":
+            part = functools.partial(Mlp.from_checkpoint, found.checkpoint, found.layer, expert=0)
+            if why := self.why_not_parted(n, part):
+                self.left[name], split, common = self.whole(f"it has fewer experts, {held}, and {why}"), None, {**common, "group": None}
         # The model's block does what else its family does with the router's weights.
         how = {"router_weights": "output", "device": device, "split": split}
-        make = lambda: kind.from_checkpoint(found.checkpoint, found.layer, **how, **self.common)
-        return Step(name, f"blocks of {held} experts", make)
+        make = lambda: kind.from_checkpoint(found.checkpoint, found.layer, **how, **common)
+        activation = found.checkpoint._activation(found.layer, "experts")
+        return Step(name, f"blocks of {held} experts", make, [h, n, k], activation, gate_up.dtype, f"split={split!r}")
 
     def float_experts(self, name, module):
         """A block whose weights are not in 4 bits."""
@@ -356,15 +379,23 @@ class Plan:
         self.taken.update(of_one)
         which = {"shared_expert": found.kind == "shared", "expert": int(expert.group(1)) if expert else None}
 
+        common, parted = self.common, not why and self.group is not None
+        if parted:
+            part = functools.partial(Mlp.from_checkpoint, found.checkpoint, found.layer, **which)
+            if not_parted := self.why_not_parted(n, part):
+                self.left[name], common, parted = self.whole(not_parted), {**common, "group": None}, False
+
         def make():
             if not why:
-                return self.nn.NVFP4GatedMLP.from_checkpoint(found.checkpoint, found.layer, device=device, **which, **self.common)
+                return self.nn.NVFP4GatedMLP.from_checkpoint(found.checkpoint, found.layer, device=device, **which, **common)
             weights = Weights.from_checkpoint(found.checkpoint, found.layer, device=device, **which)
             return self.nn.NVFP4GatedMLP(weights, down, quantize_a=self.quantize_a)
 
         if why:
             self.left[f"{name}.{down_name}"] = why
-        return Step(name, "MLPs but for their down projections" if why else "MLPs", make)
+        what = "MLPs but for their down projections" if why else "MLPs"
+        activation = found.checkpoint._activation(found.layer, found.kind)
+        return Step(name, what, make, [h, n, k], activation, down.weight.dtype, "in parts" if parted else "whole")
 
     def absent(self, name):
         """Why nothing of the checkpoint takes the place of a module."""
@@ -387,7 +418,7 @@ class Plan:
             if parameter.partition(".")[0] not in HEADS and list(value.shape) != [of_head]:
                 reasons.append(f"{parameter} is neither one of {', '.join(HEADS)} nor of one head")
         if why := next(filter(None, reasons), None):
-            self.left[name] = f"whole on each of {self.world} ranks: {why}"
+            self.left[name] = self.whole(why)
         else:
             self.splits.update({f"{name}.{part}": split for part, (_, split) in HEADS.items()})
 
@@ -402,6 +433,10 @@ class Plan:
         features = layer.in_features if part == "o_proj" else layer.out_features
         if features % (of_head * self.world):
             return f"the heads of {part}, {features // of_head}, are no multiple of that"
+        if part == "o_proj":
+            source = functools.partial(Linear.from_checkpoint, self.checkpoint, self.modules[normal(name)], split="in")
+            if why := self.why_not_parted(features, source):
+                return f"{part}: {why}"
         return None
 
     def why_left(self, name, module):
@@ -434,7 +469,7 @@ class Plan:
         how = {"dtype": module.weight.dtype, "device": self.device(name, module.weight), "split": self.splits.get(name)}
         common = self.common if how["split"] else {**self.common, "group": None}
         make = lambda: self.nn.NVFP4Linear.from_checkpoint(self.checkpoint, held, **how, **common)
-        return Step(name, "linear layers", make)
+        return Step(name, "linear layers", make, [n, k], how["dtype"], f"split={how['split']!r}")
 
 
 def opened(checkpoint, reading):
@@ -479,13 +514,14 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
 
     With a process ``group`` of torch.distributed, whose ranks all call this, each rank takes a part: heads of an attention
     whose four layers are in 4 bits, where transformers' own plan for several GPUs splits them, features of an MLP, experts of a
-    mixture, or their features where it has fewer experts than there are ranks. All else, and an attention whose heads the ranks
-    do not divide, is whole on each.
+    mixture, or their features where it has fewer experts than there are ranks. All else is whole on each, and so is, named in
+    ``left``, an attention, MLP or mixture that the ranks do not divide. Ranks that plan something else, or whose files differ in
+    samples of any tensor, get an error that names the first difference.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
     how = quantize_a, devices, other_model, group
-    plan = together(group, lambda: planned(model, opened(checkpoint, reading), *how))
+    plan = together(group, lambda: planned(model, opened(checkpoint, reading), *how), checkpoint)
     report = PatchReport()
     report.left = plan.left
     report.unused = [module for module in plan.names if module not in plan.taken]

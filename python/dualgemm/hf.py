@@ -21,6 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
+from ._parallel import check_group
 from ._patch import unsupported
 from ._torch import quantize_a_text
 from .decoder import take_layers
@@ -151,7 +152,7 @@ class Quantizer(HfQuantizer):
         known = {m: rf"^{re.escape(m)}\b" for m in (*self.checkpoint.modules(), *packed)}
         expected = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = expected | set(known.values())
-        left = {normal(name): why for name, why in report.left.items()}
+        left = {normal(name): why for name, why in report.left.items() if name not in report.replaced}
         used = [pattern for module, pattern in known.items() if module not in report.unused and normal(module) not in left]
         self._refuse_other_types(model, checkpoint_files, re.compile("|".join(used) or "(?!)"), left)
         self._refuse_missing(model)
@@ -263,6 +264,7 @@ def register(*, quantize_a=None, group=None):
     """Makes ``from_pretrained`` take NVFP4 directories; other formats stay with whom they were. ``quantize_a`` and ``group`` are
     those of :func:`dualgemm.nn.patch_model`. A second call changes them alone."""
     quantize_a_text(quantize_a)
+    check_group(group)
     _how.update(quantize_a=quantize_a, group=group)
     for mapping, ours in (
         (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, Config),

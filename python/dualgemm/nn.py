@@ -11,7 +11,7 @@ from . import _dualgemm, _torch
 from ._arrays import is_followed
 from ._attention import is_known
 from ._ops import Experts, Linear, Mlp, Weights, floats
-from ._parallel import experts_of, rank_of, together
+from ._parallel import check_group, experts_of, rank_of, together
 from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
@@ -42,6 +42,7 @@ class Packed(torch.nn.Module):
     def __init__(self, weights, operation, quantize_a, how, more=(), group=None, split=None):
         super().__init__()
         _torch.quantize_a_text(quantize_a)
+        check_group(group)
         self.weights, self.quantize_a, self.group, self.split = weights, quantize_a, group, split
         self._operation, self._how, self._more = operation, how, more
         self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
@@ -259,7 +260,7 @@ class NVFP4Linear(Packed):
             source = (opened(path, reading), module, dtype) if group is None else None
             return cls(weights, quantize_a=quantize_a, source=source, split=split, group=group)
 
-        return together(group, make)
+        return together(group, make, path)
 
     @property
     def weight(self):
@@ -341,7 +342,7 @@ class NVFP4GatedMLP(Packed):
             down = _down(path, layer, weights, dtype, reading).to(device=device)
             return cls(weights, down, quantize_a=quantize_a, group=group)
 
-        return together(group, make)
+        return together(group, make, path)
 
     def forward(self, x):
         y = self._compute(x)
@@ -385,7 +386,7 @@ class NVFP4Experts(Packed):
             weights = Experts.from_checkpoint(held, number, **of, **reading)
             return cls(weights, quantize_a=quantize_a, split=split, group=group)
 
-        return together(group, make)
+        return together(group, make, path)
 
     def part(self):
         w = self.weights

@@ -4,6 +4,7 @@ is missing."""
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -170,7 +171,23 @@ def config_of(family):
         "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**small, **more, num_experts=5),
         "few experts": lambda: transformers.Qwen3MoeConfig(**small, **more | {"num_experts_per_tok": 1}, num_experts=1),
         "keys": lambda: transformers.LlamaConfig(**small | {"num_key_value_heads": 1}),
+        "features": lambda: transformers.LlamaConfig(**small | {"intermediate_size": 48}),
+        "few features": lambda: transformers.Qwen3MoeConfig(
+            **small, **more | {"num_experts_per_tok": 1, "moe_intermediate_size": 48}, num_experts=1
+        ),
     }[family]()
+
+
+def quantized(path, family, seed=0, name=None):
+    """Writes a model of random weights in floats and in 4 bits."""
+    import transformers
+
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config_of(family), dtype=torch.bfloat16)
+    for p in model.parameters():
+        p.data = torch.randn_like(p) * (0.3 if p.dim() > 1 else 1)
+    model.save_pretrained(path / f"floats.{name or family}")
+    dualgemm.quantize_model(path / f"floats.{name or family}", path / f"q.{name or family}")
 
 
 def whole_models(group, rank, world, path):
@@ -193,7 +210,8 @@ def whole_models(group, rank, world, path):
         for one in (whole, model, load(directory)):
             with torch.no_grad():
                 logits.append(one(prompt).logits)
-                texts.append(one.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)[0].tolist())
+                how = {"min_new_tokens": 24, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+                texts.append(one.generate(prompt, **how)[0].tolist())
         attention, mlps = model.model.layers[0].self_attn, [layer.mlp for layer in model.model.layers]
         held = [attention.q_proj.weights.shape[0], attention.k_proj.weights.shape[0], attention.o_proj.weights.shape[1]]
         held += [m.weights.hidden if hasattr(m, "weights") else [m.experts.split, len(m.experts.weights.here)] for m in mlps]
@@ -204,15 +222,8 @@ def whole_models(group, rank, world, path):
 
 def test_a_model_in_parts_writes_what_the_whole_one_writes(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    import transformers
-
-    for family in ("llama", "qwen3_moe", "few experts", "keys"):
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config_of(family), dtype=torch.bfloat16)
-        for p in model.parameters():
-            p.data = torch.randn_like(p) * (0.3 if p.dim() > 1 else 1)
-        model.save_pretrained(tmp_path / f"floats.{family}")
-        dualgemm.quantize_model(tmp_path / f"floats.{family}", tmp_path / f"q.{family}")
+    for family in ("llama", "qwen3_moe", "few experts", "keys", "features", "few features"):
+        quantized(tmp_path, family)
     for rank, said in enumerate(on_ranks(2, whole_models, tmp_path)):
         for family, one in said.items():
             # Sums in f32, in another order.
@@ -225,9 +236,82 @@ def test_a_model_in_parts_writes_what_the_whole_one_writes(tmp_path):
             "qwen3_moe": [*parted, ["experts", 2 + rank], 48],
             "few experts": [*parted, ["features", 1], 48],
             "keys": [64, 16, 64, 48, 48],
+            "features": [*parted, 48, 48],
+            "few features": [*parted, [None, 1], 48],
         }
+        why = "whole on each of 2 ranks: {}its 48 features are no multiple of 2 blocks of 16"
+        left = {f"model.layers.{i}.mlp": why.format("") for i in (0, 1)}
+        assert said["features"]["left"] == left | {"lm_head": "not in 4 bits in the checkpoint"}
+        assert said["few features"]["left"]["model.layers.0.mlp.experts"] == why.format("it has fewer experts, 1, and ")
         why = "whole on each of 2 ranks: the heads of k_proj, 1, are no multiple of that"
         left = {f"model.layers.{i}.self_attn": why for i in (0, 1)}
         assert said["keys"]["left"] == left | {"lm_head": "not in 4 bits in the checkpoint"}
         why = "whole on each of 2 ranks: sinks is neither one of q_proj, k_proj, v_proj, o_proj nor of one head"
         assert said["llama"]["left"]["model.layers.1.self_attn"] == why and len(said["llama"]["left"]) == 2
+
+
+def what_differs(group, rank, world, path):
+    import transformers
+
+    from dualgemm import hf, nn
+
+    mine = lambda name: f"{path}/q.{name if rank else 'one'}"
+    load = lambda dtype=torch.float32: transformers.AutoModelForCausalLM.from_pretrained(f"{path}/floats.one", dtype=dtype)
+    model, other = load(), load(torch.bfloat16 if rank else torch.float32)
+    fewer = load()
+    fewer.model.layers = fewer.model.layers[: world - rank]
+    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
+    attempts = {
+        "weights": lambda: nn.patch_model(model, mine("other"), group=group),
+        "scale": lambda: nn.patch_model(model, mine("edited"), group=group),
+        "layers": lambda: nn.patch_model(fewer, mine("one"), group=group),
+        "dtype": lambda: nn.patch_model(other, mine("one"), group=group),
+        "quantize_a": lambda: nn.patch_model(model, mine("one"), quantize_a="dynamic" if rank else None, group=group),
+        "module": lambda: nn.NVFP4GatedMLP.from_checkpoint(mine("edited"), 1, group=group),
+        "text": lambda: nn.patch_model(model, mine("one"), group="x"),
+        "register": lambda: hf.register(group="x"),
+        "outside": lambda: nn.patch_model(model, mine("one"), group=outside),
+        "mlp": lambda: nn.NVFP4GatedMLP.from_checkpoint(mine("one"), 1, group=outside),
+    }
+    said = {}
+    for what, attempt in attempts.items():
+        try:
+            attempt()
+        except (dualgemm.Error, TypeError) as error:
+            said[what] = f"{type(error).__name__}: {error}"
+    said["packed"] = sum(isinstance(m, nn.Packed) for of in (model, other, fewer) for m in of.modules())
+    return said
+
+
+def test_ranks_whose_models_or_files_differ_are_told_where(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    quantized(tmp_path, "llama", name="one")
+    quantized(tmp_path, "llama", seed=1, name="other")
+    # A checkpoint but for one number.
+    shutil.copytree(tmp_path / "q.one", tmp_path / "q.edited")
+    (file,) = (tmp_path / "q.edited").glob("*.safetensors")
+    state = safetensors.load_file(file)
+    state["model.layers.1.mlp.down_proj.weight_scale_2"] *= 2
+    safetensors.save_file(state, file)
+    for rank, one in enumerate(on_ranks(2, what_differs, tmp_path)):
+        # What rank 1 says or does, and rank 0: each is told of the other first.
+        ranks = lambda *of: f"rank {1 - rank} of 2 {of[rank]}, rank {rank} {of[1 - rank]}"
+        need = "all ranks need the same model, checkpoint and arguments"
+        differ = "the checkpoints of ranks differ, here first:"
+        read = lambda name: ranks(f"reads {tmp_path / name}", f"reads {tmp_path / 'q.one'}")
+        assert differ in one["weights"] and read("q.other") in one["weights"].replace("/model.safetensors", "")
+        name = "model.layers.1.mlp.down_proj.weight_scale_2"
+        for what in ("scale", "module"):
+            assert one[what].startswith(f"OperandError: {name}: {differ}")
+            assert read("q.edited") in one[what].replace("/model.safetensors", "")
+        layer = "model.layers.{}.self_attn.q_proj"
+        whats = {"layers": layer.format(1), "dtype": layer.format(0), "quantize_a": "quantize_a"}
+        for what, name in whats.items():
+            assert one[what].startswith(f"OperandError: {name}: ") and one[what].endswith(need), one[what]
+        assert ranks("has nothing", "has linear layers, [64, 64], torch.float32, split='out'") in one["layers"]
+        assert ranks("has 'dynamic'", "has None") in one["quantize_a"]
+        for what in ("text", "register"):
+            assert one[what].startswith("TypeError: group: is 'x', a str; a process group of torch.distributed is needed")
+        for what in ("outside", "mlp"):
+            assert one[what].startswith("OperandError: group: this process is not in it")
+        assert one["packed"] == 0
