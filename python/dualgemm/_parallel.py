@@ -82,7 +82,7 @@ def _digest(files):
 
 
 def files_of(checkpoint):
-    """A checkpoint's files; none if it does not open so, of which its reader has said more."""
+    """A checkpoint's files; none if it cannot be opened, which its reader reports."""
     if checkpoint is None:
         return []
     try:
@@ -100,8 +100,7 @@ def gathered(group, what):
 
 
 def first_difference(group, ours):
-    """The first name, in this rank's order, of which a rank has something else than this one or another: that, the rank, what it
-    has, and what this one has."""
+    """The first name at which two ranks differ: the name, the other rank, this rank, and what each has."""
     own, of_ranks = torch.distributed.get_rank(group), gathered(group, ours)
     for rank, theirs in enumerate(of_ranks):
         for name in [*ours, *theirs]:
