@@ -22,7 +22,7 @@ GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj
 DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
 #: Layers whose model takes them apart: Mamba's time step, and DeepSeek's indexer.
 READ = {"dt_proj", "weights_proj"}
-#: Layers of an attention: what transformers' plans for several GPUs say of one that is parted by heads, and what that is here.
+#: Layers of an attention: what transformers' plans for several GPUs say of one that is split by heads, and what that is here.
 HEADS = {part: ("colwise", "out") for part in ("q_proj", "k_proj", "v_proj")} | {"o_proj": ("rowwise", "in")}
 #: What follows ffn_gate, ffn_up and ffn_down in GGUF, where all modules of a layer begin with its name.
 GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
@@ -198,7 +198,7 @@ class Plan:
         """What all ranks of a group have to say alike."""
         return {"quantize_a": repr(self.quantize_a), **{step.name: step.said for step in self.steps}}
 
-    def why_not_parted(self, features, make):
+    def why_not_split(self, features, make):
         """Why features that go into a product are whole on each rank, None if they are not; ``make`` makes rank 0's part."""
         if self.world == 1:
             return None
@@ -305,7 +305,7 @@ class Plan:
         split, common = None if self.group is None else "experts" if held >= self.world else "features", self.common
         if split == "features":
             part = functools.partial(Mlp.from_checkpoint, found.checkpoint, found.layer, expert=0)
-            if why := self.why_not_parted(n, part):
+            if why := self.why_not_split(n, part):
                 self.left[name], split, common = self.whole(f"it has fewer experts, {held}, and {why}"), None, {**common, "group": None}
         # The model's block does what else its family does with the router's weights.
         how = {"router_weights": "output", "device": device, "split": split}
@@ -379,11 +379,11 @@ class Plan:
         self.taken.update(of_one)
         which = {"shared_expert": found.kind == "shared", "expert": int(expert.group(1)) if expert else None}
 
-        common, parted = self.common, not why and self.group is not None
-        if parted:
+        common, split = self.common, not why and self.group is not None
+        if split:
             part = functools.partial(Mlp.from_checkpoint, found.checkpoint, found.layer, **which)
-            if not_parted := self.why_not_parted(n, part):
-                self.left[name], common, parted = self.whole(not_parted), {**common, "group": None}, False
+            if not_split := self.why_not_split(n, part):
+                self.left[name], common, split = self.whole(not_split), {**common, "group": None}, False
 
         def make():
             if not why:
@@ -395,7 +395,7 @@ class Plan:
             self.left[f"{name}.{down_name}"] = why
         what = "MLPs but for their down projections" if why else "MLPs"
         activation = found.checkpoint._activation(found.layer, found.kind)
-        return Step(name, what, make, [h, n, k], activation, down.weight.dtype, "in parts" if parted else "whole")
+        return Step(name, what, make, [h, n, k], activation, down.weight.dtype, "in parts" if split else "whole")
 
     def absent(self, name):
         """Why nothing of the checkpoint takes the place of a module."""
@@ -414,7 +414,7 @@ class Plan:
         of_head = getattr(module, "head_dim", None)
         reasons = [self.why_whole(f"{name}.{part}", layer, part, of_head) for part, layer in layers.items()]
         for parameter, value in module.named_parameters():
-            # A number for each head would have to be parted, too.
+            # A number for each head would have to be split, too.
             if parameter.partition(".")[0] not in HEADS and list(value.shape) != [of_head]:
                 reasons.append(f"{parameter} is neither one of {', '.join(HEADS)} nor of one head")
         if why := next(filter(None, reasons), None):
@@ -423,7 +423,7 @@ class Plan:
             self.splits.update({f"{name}.{part}": split for part, (_, split) in HEADS.items()})
 
     def why_whole(self, name, layer, part, of_head):
-        """Why a layer of an attention is not parted by heads, None if it is."""
+        """Why a layer of an attention is not split by heads, None if it is."""
         if why := self.why_left(name, layer):
             return f"{part} is {why}"
         path = re.sub(r"\.\d+\.", ".*.", f".{name}")
@@ -435,7 +435,7 @@ class Plan:
             return f"the heads of {part}, {features // of_head}, are no multiple of that"
         if part == "o_proj":
             source = functools.partial(Linear.from_checkpoint, self.checkpoint, self.modules[normal(name)], split="in")
-            if why := self.why_not_parted(features, source):
+            if why := self.why_not_split(features, source):
                 return f"{part}: {why}"
         return None
 
