@@ -173,7 +173,7 @@ pub struct LayerArgs {
 
 const READING: &str = "Reading a checkpoint that does not describe itself";
 const MIXTURES: &str = "Mixtures of experts";
-/// What few need, of the options of `run`, `verify` and `bench`.
+/// Options of `run` and `verify` that few need.
 pub const MORE: &str = "More about A, C and what is between";
 /// Where and how kernels run.
 pub const RUNNING: &str = "Where and how to compute";
@@ -187,11 +187,13 @@ pub struct OperationArgs {
     /// The layer of --op linear by its name, such as model.layers.0.self_attn.q_proj or lm_head.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["layer", "expert", "shared_expert"])]
     pub module: Option<String>,
-    /// Format between gate/up and the down projection of --op mlp and moe [default: bf16]. nvfp4 takes the down projection's input scale, the largest of a mixture's; where there is none, an MLP has that
-    /// of its values.
+    /// Format between gate/up and the down projection of --op mlp and moe [default: bf16].
+    ///
+    /// nvfp4 takes the down projection's input scale, the largest of a mixture's. An MLP without one has that of its values.
     #[arg(long, hide_short_help = true, value_name = "FORMAT", value_parser = named(FORMATS), help_heading = MORE)]
     pub between: Option<AFormat>,
-    /// Experts of each token of --op moe. Without it, what --routing has, or what the configuration or the metadata says, which it must not differ from.
+    /// Experts of each token of --op moe. Without it, what --routing has, or what the configuration or the metadata says,
+    /// which it must not differ from.
     #[arg(long, hide_short_help = true, value_name = "N", help_heading = MIXTURES, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub top_k: Option<u32>,
     /// Safetensors file with topk_ids [M, k] (I32 or I64; -1 skips an expert) and topk_weights [M, k] (F32) for --op moe.
