@@ -119,7 +119,7 @@ def together(group, make, checkpoint=None):
     module = error = None
     try:
         module = make()
-        said, files = module.part(), files_of(checkpoint)
+        said, files = module.part(), files_of(getattr(module, "checkpoint", checkpoint))
         digest = _digest(tuple((path, stat.st_size, stat.st_mtime_ns) for path in files for stat in [os.stat(path)]))
     except Exception as raised:  # noqa: BLE001 — it is raised below, after the others know.
         error, said, digest = raised, str(raised), None

@@ -521,7 +521,7 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
     how = quantize_a, devices, other_model, group
-    plan = together(group, lambda: planned(model, opened(checkpoint, reading), *how), checkpoint)
+    plan = together(group, lambda: planned(model, opened(checkpoint, reading), *how))
     report = PatchReport()
     report.left = plan.left
     report.unused = [module for module in plan.names if module not in plan.taken]

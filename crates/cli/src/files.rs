@@ -34,9 +34,9 @@ pub fn is_no_input<'a>(
 ) -> anyhow::Result<()> {
     let Ok(real) = output.canonicalize() else {
         // What does not exist yet replaces nothing.
-        let parent =
-            output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let joins = |input: &Path| input.is_dir() && input.canonicalize().ok() == parent.canonicalize().ok();
+        let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new(".")).canonicalize().ok();
+        let joins = |input: &Path| input.is_dir() && input.canonicalize().ok() == parent;
         if output.extension().is_some_and(|ending| ending == "safetensors") && inputs.into_iter().any(joins) {
             bail!(
                 "{name}: {} would become a part of the directory that is read; give another",

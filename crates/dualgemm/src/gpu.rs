@@ -73,7 +73,8 @@ impl SimArch {
         open.entry(self).or_insert_with(|| Gpu::of(Arc::new(dualgemm_sim::Gpu::new(config()))))
     }
 
-    fn card(self) -> Card {
+    /// The simulator's card of it.
+    pub fn card(self) -> Card {
         match self {
             Self::Sm90a => Card::H100,
             Self::Sm100a => Card::B200,

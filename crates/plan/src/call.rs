@@ -94,8 +94,8 @@ impl GroupedCall {
     /// What tells calls apart whose launches differ, one weights' calls among each other.
     pub(crate) fn key(&self) -> [u64; 9] {
         let [a, b, c, d, e, f, g, h, _] = self.call.key();
-        // Rows are at a multiple of 4, and addresses have 57 bits; there are few choices.
-        let per_row = (self.choices.unwrap_or(0) as u64) << 58;
+        // Rows are at a multiple of 4, and addresses have 57 bits. More than 32 choices are refused: 63 stands for all of those.
+        let per_row = (self.choices.unwrap_or(0).min(63) as u64) << 58;
         [a, b, c, d, e, f, g, h, self.rows.0 | u64::from(self.settled) | per_row]
     }
 }

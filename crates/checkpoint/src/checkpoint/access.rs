@@ -330,19 +330,19 @@ impl Checkpoint {
         self.check_mlp_bias(name, view.as_ref())?;
         let Some(view) = view else { return Ok(None) };
         let values = view.to_f32(WHAT)?;
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(Error::BiasValue { tensor: view.name.into(), at, value: values[at] });
-        }
-        match (stored.experts, expert) {
-            (None, _) if values.len() == stored.rows => Ok(Some(values)),
-            (Some(count), Some(e)) if e < count && values.len() == count * stored.rows => {
-                Ok(Some(values[e * stored.rows..(e + 1) * stored.rows].to_vec()))
-            }
+        let first = match (stored.experts, expert) {
+            (None, _) if values.len() == stored.rows => 0,
+            (Some(count), Some(e)) if e < count && values.len() == count * stored.rows => e * stored.rows,
             (experts, _) => {
                 let lead = experts.map_or(String::new(), |e| format!("{e}, "));
-                Err(view.shape_error(WHAT, format!("[{lead}{}]", stored.rows)))
+                return Err(view.shape_error(WHAT, format!("[{lead}{}]", stored.rows)));
             }
+        };
+        let values = &values[first..][..stored.rows];
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(Error::BiasValue { tensor: view.name.into(), at: first + at, value: values[at] });
         }
+        Ok(Some(values.to_vec()))
     }
 
     /// A dense MLP of the language model has biases where the configuration's `mlp_bias` says so, and there alone.

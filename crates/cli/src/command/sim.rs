@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use clap::Args;
+use dualgemm::SimArch;
 use dualgemm::check::{RowSample, bounded_rows};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp};
@@ -164,14 +165,7 @@ impl fmt::Display for Report {
 
 /// The card that an architecture is simulated as.
 fn card_of(arch: &str) -> Option<Card> {
-    match arch {
-        "sm_90a" => Some(Card::H100),
-        "sm_100a" => Some(Card::B200),
-        "sm_103a" => Some(Card::B300),
-        "sm_120a" => Some(Card::RtxPro6000),
-        "sm_121a" => Some(Card::Gb10),
-        _ => None,
-    }
+    SimArch::ALL.into_iter().find(|known| known.name() == arch).map(SimArch::card)
 }
 
 /// The configuration that was asked for, or the one whose tile fits M.
@@ -281,8 +275,9 @@ fn finished(
 pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let Some(card) = card_of(&args.arch) else {
         bail!(
-            "--arch {}: no card of it is simulated; valid are sm_90a, sm_100a, sm_103a, sm_120a, sm_121a",
-            args.arch
+            "--arch {}: no card of it is simulated; valid are {}",
+            args.arch,
+            SimArch::ALL.map(SimArch::name).join(", ")
         );
     };
     let Shape { m, n, k } = args.shape;

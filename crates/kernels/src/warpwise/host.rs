@@ -59,7 +59,7 @@ impl Tile for Config {
         let first = if late { self.chunks } else { self.chunks_before_a(alone, variant.codes.is_some()) };
         let list = args.sizes(list, k).u32(first);
         let list = if args.groups.is_some() { list.u32(args.settled.into()) } else { list };
-        let list = args.choices.map_or(list.clone(), |per_row| list.u32(per_row as u32));
+        let list = if let Some(per_row) = args.choices { list.u32(per_row as u32) } else { list };
         let spec = kernel.launch(grid, self.threads()).args(args.outputs(list, variant)?);
         let more_than_half = spec.dynamic_shared.max(SHARED + 1);
         Ok(if alone { spec.dynamic_shared(more_than_half) } else { spec })
