@@ -181,8 +181,11 @@ fn im2col_store(d: usize, add: bool) -> Draft {
     let dims = images(d);
     let mut outputs = Vec::new();
     for column in columns(dims[d - 1] as i64 - 1) {
-        // What fits in the tile.
-        let column = Column { offset: [0; 3], pixels: column.pixels.min(64), ..column };
+        // What fits in the tile. A card stops at a store whose bounding box reaches out of the tensor.
+        let [base, lower] = [column.base, column.lower].map(|corner| corner.map(|at| at.max(0)));
+        let upper = column.upper.map(|at| at.min(0));
+        let pixels = column.pixels.min(64);
+        let column = Column { base, lower, upper, offset: [0; 3], pixels, ..column };
         let (map, head) = column.map(&dims, 0);
         let (_, size) = map.strides();
         let mut tensor = vec![0; size];

@@ -122,18 +122,7 @@ impl TiledTensor {
             "they are as many as the map's dimensions",
         )?;
         self.check_mode(false)?;
-        let walk = self.walk(coordinates[0], smem, direction)?;
-        if direction == Direction::Store {
-            for &c in coordinates {
-                require(
-                    c >= 0,
-                    WHAT_COPY,
-                    "coordinate",
-                    c as u32 as u64,
-                    "a store's box starts at coordinates >= 0",
-                )?;
-            }
-        }
+        let walk = self.walk(coordinates, smem, direction)?;
         let mut start = [0; 5];
         for (s, &c) in start.iter_mut().zip(coordinates) {
             *s = c as i64;
@@ -157,7 +146,8 @@ impl TiledTensor {
     }
 
     /// What all rows of a copy have in common.
-    fn walk(&self, first: i32, smem: u32, direction: Direction) -> Result<Walk, Fault> {
+    fn walk(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Walk, Fault> {
+        let first = coordinates[0];
         // 128 bytes is the rule of the CUDA programming guide; atoms of 32 and 64 bytes are within it.
         require(
             smem.is_multiple_of(128),
@@ -173,6 +163,10 @@ impl TiledTensor {
             first as u32 as u64,
             "the box starts on a multiple of 16 bytes",
         )?;
+        if let Some(&negative) = coordinates.iter().find(|&&c| c < 0 && direction == Direction::Store) {
+            let rule = "a store starts at coordinates >= 0";
+            require(false, WHAT_COPY, "coordinate", negative as u32 as u64, rule)?;
+        }
         if self.ty.is_padded() {
             let rule = "the box of a padded type starts on a multiple of 128 elements";
             require(first % 128 == 0, WHAT_COPY, "innermost coordinate", first as u32 as u64, rule)?;

@@ -44,7 +44,7 @@ impl TiledTensor {
         let single = self.rank == 2 && self.box_dims[1] == 1;
         let rule = "gather4 and scatter4 take maps of two dimensions whose box has one row";
         require(single, WHAT, "boxDim[1]", self.box_dims[1].into(), rule)?;
-        let walk = self.walk(column, smem, direction)?;
+        let walk = self.walk(&[column], smem, direction)?;
         let start = self.base as i64 + walk.first * self.ty.bits() as i64 / 8;
         let row = |&row: &i32| {
             let inside = row >= 0 && i64::from(row) < self.dims[1] as i64;
@@ -79,8 +79,16 @@ impl TiledTensor {
         let fits = given == self.rank && offsets.len() == wanted;
         require(fits, WHAT_COPY, "coordinates", given as u64, rule)?;
         let Some(bounds) = self.bounds else { return Ok(Vec::new()) };
-        let walk = self.walk(coordinates[0], smem, direction)?;
+        let walk = self.walk(coordinates, smem, direction)?;
         let space = self.rank - 2;
+        if direction == Direction::Store {
+            // An H200 stops with an illegal instruction, even where all pixels are inside.
+            let rule = "a store's bounding box lies in the tensor: lower corners >= 0, upper ones <= 0";
+            for (lower, upper) in bounds.lower[..space].iter().zip(&bounds.upper) {
+                require(*lower >= 0, WHAT, "lower corner", *lower as u32 as u64, rule)?;
+                require(*upper <= 0, WHAT, "upper corner", *upper as u32 as u64, rule)?;
+            }
+        }
         let mut base: Vec<i64> = coordinates[1..].iter().map(|&c| c.into()).collect();
         let mut rows = Vec::new();
         for _ in 0..self.box_dims[1] {
@@ -153,6 +161,20 @@ mod tests {
         assert!(column.pieces(&[0; 4], 0, Direction::Load).unwrap_err().message.contains("mode is 0x1"));
         let gather = tiled.scattered(0, &[0; 4], 0, Direction::Load).unwrap_err().message;
         assert!(gather.contains("two dimensions"), "{gather}");
+    }
+
+    /// An H200 stops at a store whose bounding box reaches out of the tensor.
+    #[test]
+    fn stores_of_columns_start_inside() {
+        let store = |lower, upper, from| {
+            let bounds = Bounds { lower: [0, lower, 0], upper: [0, upper, 0] };
+            let columns = images(Some(bounds), [16, 8]).columns(&[0, from, 0, 0], &[], 0, Direction::Store);
+            columns.map_err(|fault| fault.message)
+        };
+        assert_eq!(store(0, 0, 0).unwrap().len(), 8);
+        assert!(store(0, 0, -1).unwrap_err().contains("a store starts at coordinates >= 0"));
+        assert!(store(-1, 0, 0).unwrap_err().contains("lower corner is 0xffffffff"));
+        assert!(store(0, 1, 0).unwrap_err().contains("upper corner is 0x1"));
     }
 
     #[test]
