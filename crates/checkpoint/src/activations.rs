@@ -78,7 +78,10 @@ fn read_triple<'a>(files: &'a TensorFiles, prefix: &str, valid: &'static str) ->
     let get = |name: String| {
         files.get(&name).ok_or_else(|| Error::Activations {
             file: files.root().into(),
-            found: format!("`{prefix}_packed` without `{name}`"),
+            found: format!(
+                "`{prefix}_packed` without `{name}`, among {}",
+                list(files.tensors().map(|t| t.name))
+            ),
             valid,
         })
     };

@@ -65,7 +65,7 @@ pub use families::{Family, Origin, Stated};
 pub use files::{JsonFile, TensorFiles};
 pub use fused_experts::{FloatWeight, FusedExperts};
 pub use gate_up::{GateUpOrder, Half};
-pub use model_config::model_field;
+pub use model_config::{EXPERTS_PER_TOKEN, model_field};
 pub use module::{MlpKind, Which};
 pub use source::{GateUpSource, LinearSource, ScaleOrigin};
 pub use tensor::{TensorInfo, TensorView};

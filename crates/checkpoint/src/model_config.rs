@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, model_types, says_nothing, speaks};
 use crate::gguf::GgufValue;
-use crate::{Error, JsonFile};
+use crate::{Error, JsonFile, TensorFiles};
 
 /// Key of the safetensors metadata that carries a `config.json`.
 const METADATA: &str = "config.json";
@@ -42,6 +42,43 @@ pub(crate) fn expert_count(config: &Value) -> Option<usize> {
     let counts = ["num_experts", "num_local_experts", "n_routed_experts"];
     let count = counts.iter().find_map(|key| model_field(config, key))?.as_u64()?;
     usize::try_from(count).ok()
+}
+
+/// How configurations say how many experts each token has; in GGUF metadata the last, behind the architecture.
+pub const EXPERTS_PER_TOKEN: [&str; 7] = [
+    "num_experts_per_tok",
+    "experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+    "top_k_experts",
+    "expert_used_count",
+];
+
+impl TensorFiles {
+    /// How many experts each token has, and which entry says so; `None` where none does.
+    ///
+    /// # Errors
+    /// If the entry is no positive integer.
+    pub fn experts_per_token(&self) -> Result<Option<(String, usize)>, Error> {
+        let of_config = |json: &JsonFile| {
+            let stated = |key: &&str| Some((key.to_string(), model_field(&json.value, key)?.to_string()));
+            EXPERTS_PER_TOKEN.iter().find_map(stated).map(|(key, value)| (json.path.clone(), key, value))
+        };
+        let of_gguf = |(key, value): &(String, GgufValue)| {
+            let value = value.as_u64().map_or_else(|| format!("{value:?}"), |value| value.to_string());
+            let last = key.rsplit('.').next()?;
+            EXPERTS_PER_TOKEN.contains(&last).then(|| (self.root().to_path_buf(), key.clone(), value))
+        };
+        let metadata = || self.gguf_metadata()?.iter().find_map(of_gguf);
+        let Some((file, key, found)) = self.config().and_then(of_config).or_else(metadata) else {
+            return Ok(None);
+        };
+        match found.parse() {
+            Ok(count) if count > 0 => Ok(Some((key, count))),
+            _ => Err(Error::Config { file, key, found, valid: "a positive integer".into() }),
+        }
+    }
 }
 
 /// The entry of a safetensors file's metadata that carries a configuration, but for what says how it is quantized.

@@ -109,8 +109,7 @@ impl OwnedRouting {
         if weights.dtype != Dtype::F32 {
             bail!("{}: {WEIGHTS} is {}; F32 is needed", path.display(), weights.dtype);
         }
-        // Any negative number skips; one beyond 32 bits is refused below, as it is in the file.
-        let kept = ids.iter().map(|&id| i32::try_from(id.max(-1)).unwrap_or(-1)).collect();
+        let kept = ids.iter().map(|&id| i32::try_from(id).unwrap_or(i32::MIN)).collect();
         let origin = (in_file, format!("{} a token, from {}", counted(in_file, "expert"), path.display()));
         let this = Self::new(kept, weights.to_f32("the weights of a router")?, experts, origin);
         let beyond = experts.last().map_or(0, |last| last + 1);

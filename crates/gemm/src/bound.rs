@@ -49,7 +49,9 @@ impl Bounded {
         let roundings = 6.0 * (k as f64).sqrt() + 16.0;
         let value = alpha * sum + bias;
         let error = alpha.abs() * (magnitudes * roundings + sum.abs() * 2.0) * ROUNDING;
-        Self { value, error }.rounded()
+        // Terms are summed before alpha, in any order: a part of the sum may exceed f32 where the whole does not.
+        let overflows = magnitudes.is_finite() && magnitudes > f64::from(f32::MAX);
+        Self { value, error: if overflows { f64::NAN } else { error } }.rounded()
     }
 
     /// The most that the errors of many terms add up to, if they are as good as independent, from the sum of their squares.
@@ -192,6 +194,8 @@ mod tests {
         let exact = Bounded::product(64, [0.0, 2.0], 3.0, 0.0);
         assert_eq!(exact.error, 6.0 * 64.0 * ROUNDING + STEP);
         assert_eq!(exact.rounded_by(|x| x.round()).error, 0.0);
+        // Before alpha, a part of a sum of zero may exceed f32.
+        assert!(Bounded::product(64, [0.0, 1e39], 1e-3, 0.0).error.is_nan());
         let near = Bounded { value: 0.5 - 1e-7, error: 1e-6 };
         assert_eq!(near.rounded_by(|x| x.round()), Bounded { value: 0.0, error: 1.0 });
     }

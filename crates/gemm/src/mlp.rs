@@ -101,7 +101,7 @@ impl Routing<'_> {
         }
         for (at, (&id, &weight)) in self.ids.iter().zip(self.weights).enumerate() {
             let of = |tensor| format!("{tensor}[{}, {}]", at / top_k, at % top_k);
-            if usize::try_from(id).is_ok_and(|id| id >= experts) {
+            if id < -1 || usize::try_from(id).is_ok_and(|id| id >= experts) {
                 return Err(Error::operand(
                     of("topk_ids"),
                     id.to_string(),
@@ -305,6 +305,7 @@ mod tests {
             refused(&[0, 1, 4, 0], &ones),
             "topk_ids[1, 0] is 4; the problem asks for numbers below 4, or -1 for none"
         );
+        assert!(refused(&[0, 1, -2, 0], &ones).starts_with("topk_ids[1, 0] is -2;"));
         assert_eq!(
             refused(&[0, 1, 2, 3], &[1.0, f32::NAN, 1.0, 1.0]),
             "topk_weights[0, 1] is NaN; the problem asks for finite numbers"

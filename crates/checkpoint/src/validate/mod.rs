@@ -67,6 +67,9 @@ impl Checkpoint {
             self.check_module(name, &mut findings);
         }
         self.check_declared(&mut findings);
+        if self.index().mlps.iter().any(|mlp| mlp.kind == MlpKind::Experts) {
+            self.check_routing(&mut findings);
+        }
         let mut differences = Differences::default();
         self.check_fused(&mut differences);
         for mlp in &self.index().mlps {
@@ -76,8 +79,17 @@ impl Checkpoint {
                 MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
                 MlpKind::Dense | MlpKind::Shared => vec![None],
             };
+            let mut shapes = Vec::new();
             for expert in experts {
-                self.check_pair(mlp, expert, &mut findings, &mut differences);
+                let shape = self.check_pair(mlp, expert, &mut findings, &mut differences);
+                shapes.extend(expert.zip(shape));
+            }
+            if let Some((first, other)) =
+                shapes.iter().find_map(|at| shapes.first().filter(|f| f.1 != at.1).zip(Some(at)))
+            {
+                let [a, b] = [first, other].map(|(expert, [n, k])| format!("expert {expert} is [{n}, {k}]"));
+                let message = format!("{}: experts of a layer have one shape; {a}, {b}", mlp.path);
+                findings.push(Finding::new("shape", &mlp.path, b, message));
             }
         }
         differences.into_findings(&mut findings);
@@ -152,6 +164,20 @@ impl Checkpoint {
         }
     }
 
+    /// A token has no more experts than there are.
+    fn check_routing(&self, findings: &mut Vec<Finding>) {
+        let config = self.files().config().map(|json| &json.value);
+        match (self.files().experts_per_token(), config.and_then(expert_count)) {
+            (Err(e), _) => findings.push(Finding::from(&e)),
+            (Ok(Some((key, per_token))), Some(experts)) if per_token > experts => {
+                let file = self.files().root().display().to_string();
+                let message = format!("{file}: {key} is {per_token}, of {experts} experts");
+                findings.push(Finding::new("config", file, per_token.to_string(), message));
+            }
+            _ => {}
+        }
+    }
+
     /// Experts with modules of their own are numbered from 0, up to what the configuration says or the largest there is.
     fn check_experts(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
         let experts = mlp.experts();
@@ -197,21 +223,22 @@ impl Checkpoint {
         }
     }
 
+    /// The shape of both, if they can be computed.
     fn check_pair(
         &self,
         mlp: &Mlp,
         expert: Option<usize>,
         findings: &mut Vec<Finding>,
         differences: &mut Differences,
-    ) {
+    ) -> Option<[usize; 2]> {
         let own = mlp.own(expert);
         let gate = mlp.module(own, Projection::Gate);
         let fused = mlp.module(own, Projection::GateUp);
-        let Some(module) = gate.or(fused) else { return };
+        let module = gate.or(fused)?;
         let packed = [Some(module), mlp.module(own, Projection::Up)]
             .map(|m| m.is_some_and(|m| self.is_packed_module(m)));
         if packed == [false; 2] {
-            return;
+            return None;
         }
         // What concerns one module has been found there already.
         let add = |findings: &mut Vec<Finding>, e: &Error| {
@@ -226,7 +253,10 @@ impl Checkpoint {
         };
         let both = match self.source_of(mlp, expert) {
             Ok(both) => both,
-            Err(e) => return add(findings, &e),
+            Err(e) => {
+                add(findings, &e);
+                return None;
+            }
         };
         let layers = expert.map_or("gate and up".into(), |e| format!("gate and up of expert {e}"));
         let (gate, up) = (both.gate.tensor_scale, both.up.tensor_scale);
@@ -251,6 +281,7 @@ impl Checkpoint {
             Ok(None) => {}
             Err(e) => add(findings, &e),
         }
+        Some([both.n(), both.k()])
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::{TempDir, TempPath};
 
 use crate::Error;
 
@@ -60,7 +60,9 @@ pub struct AtomicFile {
     path: PathBuf,
     /// The mode of the file that is replaced.
     replaced: Option<Permissions>,
-    out: BufWriter<NamedTempFile>,
+    /// The file without its temporary name, which would be in the texts of errors.
+    out: BufWriter<File>,
+    temp: TempPath,
     _temporary: Temporary,
 }
 
@@ -110,7 +112,8 @@ impl AtomicFile {
         };
         let (file, _temporary) = Temporary::list(|| builder(0o666).tempfile_in(parent(&path)))
             .map_err(|e| no_place(&path, "create a temporary file beside", e))?;
-        Ok(Self { path, replaced, out: BufWriter::with_capacity(1 << 20, file), _temporary })
+        let (file, temp) = file.into_parts();
+        Ok(Self { path, replaced, out: BufWriter::with_capacity(1 << 20, file), temp, _temporary })
     }
 
     /// Syncs the data and renames it into place.
@@ -118,14 +121,14 @@ impl AtomicFile {
     /// # Errors
     /// If the system refuses; the temporary file is removed then.
     pub fn commit(self) -> Result<(), Error> {
-        let Self { path, replaced, out, _temporary } = self;
+        let Self { path, replaced, out, temp, _temporary } = self;
         let io = |action, e| Error::io(&path, action, e);
         let file = out.into_inner().map_err(|e| io("write", e.into_error()))?;
         if let Some(permissions) = replaced {
-            file.as_file().set_permissions(permissions).map_err(|e| io("set the mode of", e))?;
+            file.set_permissions(permissions).map_err(|e| io("set the mode of", e))?;
         }
-        file.as_file().sync_all().map_err(|e| io("sync", e))?;
-        file.persist(&path).map_err(|e| io("rename", e.error))?;
+        file.sync_all().map_err(|e| io("sync", e))?;
+        temp.persist(&path).map_err(|e| io("rename", e.error))?;
         sync_dir(parent(&path))
     }
 }

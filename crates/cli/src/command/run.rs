@@ -129,6 +129,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         let inputs = inputs.flatten().map(PathBuf::as_path);
         files::is_no_input("--output", path, inputs.chain(checkpoint.files().paths()))?;
         files::writable(path, args.write)?;
+        if path.extension().is_some_and(|ending| ending != "safetensors") {
+            bail!("--output: {}: results are written as .safetensors", path.display());
+        }
     }
     let source = Source::open(activations)?;
     let report = match floats::weight(&checkpoint, operation) {

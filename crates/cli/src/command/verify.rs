@@ -57,8 +57,8 @@ const LIMITS: &str = "What is allowed";
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct Against {
-    /// Safetensors file with another C.
-    #[arg(long, value_name = "FILE")]
+    /// Safetensors file with another C. Nothing is computed, so no option that says what applies.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layer", "expert", "shared_expert", "ReadArgs", "OperationArgs", "ActivationArgs", "EpilogueArgs"])]
     pub reference: Option<PathBuf>,
     /// Checkpoint that C was computed from; --layer, --input and so on say how, as for run.
     #[arg(long, value_name = "CHECKPOINT")]

@@ -1,8 +1,7 @@
 //! The experts of a layer: found, and of one kind.
 
 use anyhow::{Context as _, bail};
-use dualgemm::checkpoint::gguf::GgufValue;
-use dualgemm::checkpoint::{Checkpoint, MlpInfo, MlpKind, Which, model_field};
+use dualgemm::checkpoint::{Checkpoint, EXPERTS_PER_TOKEN, MlpInfo, MlpKind, Which};
 
 use super::{Mixture, Mlp};
 use crate::activation::DEFAULT_SEED;
@@ -16,17 +15,6 @@ const MOST_EXPERTS: usize = 65_535;
 const SHARED: [&str; 4] = ["shared_expert", "share_expert", "shared_mlp", "_shexp"];
 const SHARED_GATES: [&str; 4] =
     ["shared_expert_gate", "shared_experts_gate", "shared_gate", "ffn_gate_inp_shexp"];
-/// How configurations say how many experts each token has; in GGUF metadata the last, behind the architecture.
-const TOP_K: [&str; 7] = [
-    "num_experts_per_tok",
-    "experts_per_token",
-    "moe_topk",
-    "moe_k",
-    "moe_top_k",
-    "top_k_experts",
-    "expert_used_count",
-];
-
 /// Whether a tensor is of a layer: the first number in a name is the layer's, and a name without one is of layer 0.
 fn is_of_layer(name: &str, number: usize) -> bool {
     name.split('.').find_map(|part| part.parse().ok()).unwrap_or(0) == number
@@ -152,35 +140,15 @@ impl<'c> Mixture<'c> {
         if let Some(path) = &args.routing {
             return OwnedRouting::read(path, tokens, &self.ids(), top_k);
         }
-        let top_k = match (top_k, self.stated_top_k()?) {
+        let top_k = match (top_k, self.checkpoint.files().experts_per_token()?) {
             (Some(asked), Some((key, stated))) if asked != stated => {
                 bail!("--top-k: is {asked}; {key} of the checkpoint is {stated}")
             }
             (Some(top_k), _) | (None, Some((_, top_k))) => top_k,
-            (None, None) => bail!("--top-k: is needed; the checkpoint has none of {}", TOP_K.join(", ")),
+            (None, None) => {
+                bail!("--top-k: is needed; the checkpoint has none of {}", EXPERTS_PER_TOKEN.join(", "))
+            }
         };
         OwnedRouting::seeded(tokens, &self.ids(), top_k, a.seed.unwrap_or(DEFAULT_SEED))
-    }
-
-    /// How many experts each token has, and which entry says so.
-    fn stated_top_k(&self) -> anyhow::Result<Option<(String, usize)>> {
-        let files = self.checkpoint.files();
-        let of_config = |key: &&'static str| {
-            Some((key.to_string(), model_field(&files.config()?.value, key)?.to_string()))
-        };
-        let of_gguf = |(key, value): &(String, GgufValue)| {
-            let value = value.as_u64().map_or_else(|| format!("{value:?}"), |value| value.to_string());
-            key.rsplit('.').next().filter(|last| TOP_K.contains(last)).map(|_| (key.clone(), value))
-        };
-        let metadata = files.gguf_metadata().into_iter().flatten();
-        let Some((key, value)) =
-            TOP_K.iter().find_map(of_config).or_else(|| metadata.clone().find_map(of_gguf))
-        else {
-            return Ok(None);
-        };
-        match value.parse() {
-            Ok(top_k) if top_k > 0 => Ok(Some((key, top_k))),
-            _ => bail!("--top-k: {key} of the checkpoint is {value}; a positive integer is needed"),
-        }
     }
 }

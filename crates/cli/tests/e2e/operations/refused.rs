@@ -57,6 +57,8 @@ fn arguments_and_routings_that_a_mixture_does_not_take_are_refused() {
     let given = ["--routing", arg(&file)];
     routing(&file, &[0, 1, 3, 4], &[0.5; 4], [2, 2], true);
     moe(&given, &["{dir}/r.safetensors: topk_ids[1, 1] is 4", "numbers below 4"]);
+    routing(&file, &[0, 1, -2, 1], &[0.5; 4], [2, 2], true);
+    moe(&given, &["{dir}/r.safetensors: topk_ids[1, 0] is -2", "-1 for none"]);
     routing(&file, &[0, 1, 2, 3], &[0.5; 4], [2, 2], false);
     moe(&given, &["topk_ids[1, 0] is 2, where the layer has 3 others; -1 skips one"]);
     routing(&file, &[0, 1, 3, i64::from(u32::MAX) + 2], &[0.5; 4], [2, 2], true);
@@ -82,7 +84,7 @@ fn arguments_and_routings_that_a_mixture_does_not_take_are_refused() {
     let asked = [&modelopt[..], &["--top-k", "1"]].concat();
     moe(&asked, &["--top-k: is 1; num_experts_per_tok of the checkpoint is 2"]);
     std::fs::write(this.file("config.json"), r#"{"num_experts_per_tok": 0}"#).unwrap();
-    moe(&modelopt, &["--top-k: num_experts_per_tok of the checkpoint is 0; a positive integer is needed"]);
+    moe(&modelopt, &["config.json: num_experts_per_tok is 0; valid is a positive integer"]);
 }
 
 #[test]
