@@ -242,7 +242,7 @@ dualgemm_status dualgemm_run(const struct dualgemm_plan *plan,
 
 // As `dualgemm_run`, for the weights of a mixture: C of each token is the sum over its `top_k` experts, each multiplied by its
 // weight, in the order of the lists; with `add`, results are added to what C holds, as to a shared expert's. `topk_ids` and
-// `topk_weights` are `[rows, top_k]`, in the memory of the plan's target. A negative number skips an expert. On the processor a number beyond the experts is an error; a GPU skips it.
+// `topk_weights` are `[rows, top_k]`, in the memory of the plan's target. -1 skips an expert. On the processor another number that is no expert's is an error; a GPU skips it.
 //
 // # Safety
 // As for `dualgemm_run`, for the lists too.

@@ -78,7 +78,7 @@ pub enum RouterWeights {
 /// Which experts each token goes to: `[tokens, top_k]` of both, row-major.
 #[derive(Debug, Clone, Copy)]
 pub struct Routing<'a> {
-    /// Experts of each token. A negative number stands for an expert that is computed elsewhere, and is skipped.
+    /// Experts of each token. -1 stands for an expert that is computed elsewhere, and is skipped.
     pub ids: &'a [i32],
     /// Their weights.
     pub weights: &'a [f32],
@@ -88,7 +88,7 @@ impl Routing<'_> {
     /// Experts per token, if both lists are of `tokens` tokens.
     ///
     /// # Errors
-    /// If a list has another length, a number is beyond the experts, or the weight of an expert that counts is not finite.
+    /// If a list has another length, a number is neither an expert nor -1, or the weight of an expert that counts is not finite.
     pub fn check(&self, tokens: usize, top_k: usize, experts: usize) -> Result<(), Error> {
         for (tensor, len) in [("topk_ids", self.ids.len()), ("topk_weights", self.weights.len())] {
             if Some(len) != tokens.checked_mul(top_k) {
