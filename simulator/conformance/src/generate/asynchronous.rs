@@ -6,13 +6,12 @@ use dualgemm_ptx::ast::Operand;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
-    let mut list = vec![addresses(), policies(), discard()];
+    let mut list =
+        vec![addresses(), policies(), Raw::written("ld_st/discard", include_str!("ptx/discard.ptx"))];
     list.extend(["st_async", "st_async_vec", "red_async"].map(remote_store));
     list.extend(["cp_async_mbarrier", "cp_async_mbarrier_window"].map(copy_arrives));
     list.into_iter().map(Raw::draft).collect()
 }
-
-const ADDRESSES: &str = include_str!("ptx/addresses.ptx");
 
 fn addresses() -> Raw {
     Raw::new("ld_st/addresses",
@@ -23,7 +22,7 @@ fn addresses() -> Raw {
     .arguments(&["bytes u32 bits 1 4"], ".param .u64 out, .param .align 16 .b8 given[16]")
     .globals(".global .align 16 .b32 everywhere[4] = {11, 22, 33, 44};\n.const .align 16 .b32 fixed[4] = {55, 66, 77, 88};\n")
     .body(
-        ADDRESSES,
+        include_str!("ptx/addresses.ptx"),
     )
 }
 
@@ -49,10 +48,6 @@ fn policies() -> Raw {
     )
     .arguments(&["in u32 bits 3 32"], ".param .u64 out, .param .u64 given")
     .body(&body)
-}
-
-fn discard() -> Raw {
-    Raw::new("ld_st/discard", "discard", "block 1", "u32 32").body(include_str!("ptx/discard.ptx"))
 }
 
 /// Every thread sends to its like in the other CTA.

@@ -6,44 +6,21 @@ use super::{Draft, bytes_of};
 /// The files.
 pub fn drafts() -> Vec<Draft> {
     let mut list = vec![
-        branches(),
-        calls(),
+        Raw::written("control/branches", include_str!("ptx/branches.ptx")),
+        Raw::written("control/calls", include_str!("ptx/calls.ptx"))
+            .globals(include_str!("ptx/calls_functions.ptx")),
         indirect(),
-        exits(),
-        elect(),
-        setmaxnreg(),
-        clusters(),
-        cluster_forms(),
-        divergence(),
+        Raw::written("control/exits", include_str!("ptx/exits.ptx")),
+        Raw::written("control/elect", include_str!("ptx/elect.ptx")),
+        Raw::written("control/setmaxnreg", include_str!("ptx/setmaxnreg.ptx"))
+            .directives(".reqntid 256, 1, 1\n.maxnreg 80\n"),
+        Raw::written("control/clusters", include_str!("ptx/clusters.ptx")),
+        Raw::written("control/cluster_barriers", include_str!("ptx/cluster_barriers.ptx")),
+        Raw::written("control/partial_warps", include_str!("ptx/partial_warps.ptx")),
     ];
     list.extend(barriers());
     list.extend(launch_control());
     list.into_iter().map(Raw::draft).collect()
-}
-
-fn branches() -> Raw {
-    Raw::new("control/branches", "bra brx_idx", "block 128", "u32 128").body(include_str!("ptx/branches.ptx"))
-}
-
-fn divergence() -> Raw {
-    Raw::new(
-        "control/partial_warps",
-        "vote_ballot shfl match_any redux_int bar_warp_sync",
-        "block 64",
-        "u32 256",
-    )
-    .body(include_str!("ptx/partial_warps.ptx"))
-}
-
-fn calls() -> Raw {
-    Raw::new(
-        "control/calls",
-        "call call_args call_returns call_returns_args ret st_param",
-        "block 64",
-        "u32 128",
-    )
-    .globals(include_str!("ptx/calls_functions.ptx"))
-    .body(include_str!("ptx/calls.ptx"))
 }
 
 /// Functions by address: the same in all lanes, another one in each lane, and from a table.
@@ -75,40 +52,6 @@ fn indirect() -> Raw {
         .globals(&functions.concat())
         .body(include_str!("ptx/call_indirect.ptx"))
         .expects(vec![bytes_of(expected)])
-}
-
-fn exits() -> Raw {
-    Raw::new("control/exits", "exit ret trap brkpt", "block 96", "u32 96").body(include_str!("ptx/exits.ptx"))
-}
-
-fn elect() -> Raw {
-    Raw::new("control/elect", "elect", "block 64", "u32 64").body(include_str!("ptx/elect.ptx"))
-}
-
-fn setmaxnreg() -> Raw {
-    Raw::new("control/setmaxnreg", "setmaxnreg", "block 256", "u32 256")
-        .directives(".reqntid 256, 1, 1\n.maxnreg 80\n")
-        .body(include_str!("ptx/setmaxnreg.ptx"))
-}
-
-fn clusters() -> Raw {
-    Raw::new(
-        "control/clusters",
-        "barrier_cluster_arrive barrier_cluster_wait mapa getctarank cvta_cluster ld_cluster st_cluster",
-        "grid 8 block 64 cluster 4",
-        "u32 1536",
-    )
-    .body(include_str!("ptx/clusters.ptx"))
-}
-
-fn cluster_forms() -> Raw {
-    Raw::new(
-        "control/cluster_barriers",
-        "barrier_cluster_arrive barrier_cluster_arrive_sem barrier_cluster_wait barrier_cluster_wait_sem",
-        "grid 2 block 32 cluster 2",
-        "u32 64",
-    )
-    .body(include_str!("ptx/cluster_barriers.ptx"))
 }
 
 fn barriers() -> Vec<Raw> {
