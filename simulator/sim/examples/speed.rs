@@ -6,40 +6,7 @@ use dualgemm_device::{Args, Device, LaunchSpec};
 use dualgemm_sim::{Config, Gpu};
 use std::time::Instant;
 
-const SPIN: &str = r"
-.version 8.0
-.target sm_80
-.address_size 64
-.visible .entry spin(.param .u32 n, .param .u64 out)
-{
-    .reg .pred p;
-    .reg .b32 r<8>;
-    .reg .f32 f<4>;
-    .reg .b64 rd<4>;
-    ld.param.u32 r0, [n];
-    ld.param.u64 rd0, [out];
-    mov.u32 r1, %tid.x;
-    mov.u32 r2, 0;
-    mov.u32 r4, 1;
-    cvt.rn.f32.u32 f0, r1;
-    mov.f32 f1, 0f3F800000;
-LOOP:
-    add.u32 r2, r2, 1;
-    mad.lo.u32 r4, r4, r2, r1;
-    xor.b32 r5, r4, r2;
-    shl.b32 r6, r5, 3;
-    lop3.b32 r4, r4, r6, r5, 0x96;
-    fma.rn.f32 f1, f1, f0, f0;
-    add.f32 f2, f1, f0;
-    mul.f32 f1, f2, 0f3F000000;
-    setp.lt.u32 p, r2, r0;
-    @p bra LOOP;
-    mul.wide.u32 rd1, r1, 4;
-    add.s64 rd0, rd0, rd1;
-    st.global.u32 [rd0], r4;
-    ret;
-}
-";
+const SPIN: &str = include_str!("../tests/ptx/spin.ptx");
 const FILL: &str = include_str!("../tests/ptx/fill.ptx");
 
 fn launch(gpu: &Gpu, ptx: &str, ctas: u32, args: Args) -> Result<f64, dualgemm_device::Error> {

@@ -2,7 +2,7 @@
 //! CUTLASS's host code made, against results computed here. Parameters hold device addresses and tensor maps as the
 //! simulator gives them, so buffers are allocated here in the order of the recording.
 
-use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, Error, LaunchSpec};
 use dualgemm_sim::{Card, Config, Gpu};
 use half::{bf16, f16};
 
@@ -52,11 +52,46 @@ fn scales(rows: usize, blocks: usize, seed: u32) -> (Vec<f64>, Vec<u8>) {
     (exponents.into_iter().map(|e| 2f64.powi(e)).collect(), codes)
 }
 
-/// The numbers of a line of the recording.
-fn numbers<const N: usize>(text: &str, key: &str) -> [u32; N] {
-    let line = text.lines().find_map(|l| l.strip_prefix(key)).unwrap();
-    let all: Vec<u32> = line.trim_matches([' ', '[', ']']).split(", ").map(|n| n.parse().unwrap()).collect();
-    all.try_into().unwrap()
+/// A kernel and the launch that CUTLASS made of it.
+struct Recording {
+    ptx: String,
+    launch: String,
+}
+
+impl Recording {
+    fn read(name: &str) -> Recording {
+        let path = |ext: &str| format!("{}/tests/cutlass/{name}.{ext}", env!("CARGO_MANIFEST_DIR"));
+        let [ptx, launch] = ["ptx", "launch"].map(|ext| std::fs::read_to_string(path(ext)).unwrap());
+        Recording { ptx, launch }
+    }
+
+    /// What a line says after its first word.
+    fn line(&self, key: &str) -> &str {
+        self.launch.lines().find_map(|l| l.strip_prefix(key)).unwrap().trim()
+    }
+
+    fn numbers<const N: usize>(&self, key: &str) -> [u32; N] {
+        let line = self.line(key).trim_matches(['[', ']']);
+        let all: Vec<u32> = line.split(", ").map(|n| n.parse().unwrap()).collect();
+        all.try_into().unwrap()
+    }
+
+    /// The bytes of the argument.
+    fn argument(&self) -> Vec<u8> {
+        let hex = self.line("arg ");
+        (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap()).collect()
+    }
+
+    /// Launches it with this argument.
+    fn run(&self, gpu: &Gpu, argument: &[u8]) -> Result<(), Error> {
+        let kernel = gpu.function(gpu.load(&self.ptx)?, self.line("entry "))?;
+        let spec = LaunchSpec::new(kernel, self.numbers("grid"), self.numbers("block"))
+            .cluster(self.numbers("cluster"))
+            .dynamic_shared(self.numbers::<1>("shared ")[0])
+            .args(Args::new().bytes(argument, 64));
+        // SAFETY: the device is simulated and fails a launch that leaves its memory.
+        unsafe { gpu.launch(&spec) }
+    }
 }
 
 /// Runs a recorded launch on data of ours. `out` gives what D should hold for a sum.
@@ -67,9 +102,7 @@ fn gemm<const D: usize>(
     [ta, tb]: [Element; 2],
     out: impl Fn(f64) -> [u8; D],
 ) {
-    let folder = format!("{}/tests/cutlass/{name}", env!("CARGO_MANIFEST_DIR"));
-    let read = |ext: &str| std::fs::read_to_string(format!("{folder}.{ext}")).unwrap();
-    let (ptx, launch) = (read("ptx"), read("launch"));
+    let recording = Recording::read(name);
     for seed in 0..2 {
         let gpu = Gpu::new(Config::default().card(card).seed(seed));
         let upload = |bytes: &[u8]| {
@@ -88,20 +121,8 @@ fn gemm<const D: usize>(
             upload(&ca);
             upload(&cb);
         }
-        let workspace = numbers::<1>(&launch, "workspace ")[0] as usize;
-        gpu.alloc(workspace).unwrap();
-        let module = gpu.load(&ptx).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let entry = launch.lines().find_map(|l| l.strip_prefix("entry ")).unwrap();
-        let f = gpu.function(module, entry).unwrap();
-        let hex = launch.lines().find_map(|l| l.strip_prefix("arg ")).unwrap();
-        let bytes: Vec<u8> =
-            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap()).collect();
-        let spec = LaunchSpec::new(f, numbers(&launch, "grid"), numbers(&launch, "block"))
-            .cluster(numbers(&launch, "cluster"))
-            .dynamic_shared(numbers::<1>(&launch, "shared ")[0])
-            .args(Args::new().bytes(&bytes, 64));
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        unsafe { gpu.launch(&spec) }.unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"));
+        gpu.alloc(recording.numbers::<1>("workspace ")[0] as usize).unwrap();
+        recording.run(&gpu, &recording.argument()).unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"));
         let mut got = vec![0; m * n * D];
         gpu.copy_from(&mut got, d).unwrap();
         for (i, got) in got.chunks_exact(D).enumerate() {
@@ -168,9 +189,7 @@ fn blackwell_matrix_times_vector_of_nvfp4_exact() {
             e => f64::from(8 + (c & 7)) / 8.0 * 2f64.powi(e as i32 - 7),
         })
         .collect();
-    let folder = format!("{}/tests/cutlass/blackwell_gemv_nvfp4", env!("CARGO_MANIFEST_DIR"));
-    let read = |ext: &str| std::fs::read_to_string(format!("{folder}.{ext}")).unwrap();
-    let (ptx, launch) = (read("ptx"), read("launch"));
+    let recording = Recording::read("blackwell_gemv_nvfp4");
     let (m, k) = (64, 1024);
     let blocks = k / 16;
     for seed in 0..2 {
@@ -194,23 +213,11 @@ fn blackwell_matrix_times_vector_of_nvfp4_exact() {
             (112, upload(&ca)),
             (120, upload(&cb)),
         ];
-        let hex = launch.lines().find_map(|l| l.strip_prefix("arg ")).unwrap();
-        let mut bytes: Vec<u8> =
-            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap()).collect();
+        let mut bytes = recording.argument();
         addresses.iter().for_each(|(at, address)| bytes[*at..at + 8].copy_from_slice(&address.to_le_bytes()));
         // The tensor scale of the result.
         bytes[48..52].copy_from_slice(&0.25f32.to_le_bytes());
-        let module = gpu.load(&ptx).unwrap();
-        let entry = launch.lines().find_map(|l| l.strip_prefix("entry ")).unwrap();
-        let spec = LaunchSpec::new(
-            gpu.function(module, entry).unwrap(),
-            numbers(&launch, "grid"),
-            numbers(&launch, "block"),
-        )
-        .dynamic_shared(numbers::<1>(&launch, "shared ")[0])
-        .args(Args::new().bytes(&bytes, 8));
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        unsafe { gpu.launch(&spec) }.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        recording.run(&gpu, &bytes).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         let (mut codes, mut found) = (vec![0; 32], vec![0; 4]);
         gpu.copy_from(&mut codes, DevicePtr(d)).unwrap();
         gpu.copy_from(&mut found, DevicePtr(sfd)).unwrap();

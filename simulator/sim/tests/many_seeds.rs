@@ -6,41 +6,7 @@ use dualgemm_sim::{Check, Checks, Config, Gpu, explore};
 use std::collections::BTreeSet;
 
 /// Loads 128 bytes by bulk copy and stores what it finds; `WAIT` is replaced.
-const LOAD: &str = r"
-.version 8.7 .target sm_90a .address_size 64
-.extern .shared .align 128 .b8 s[];
-.visible .entry k(.param .u64 src, .param .u64 out)
-{
-    .reg .pred p, q;
-    .reg .b32 r<6>;
-    .reg .b64 rd<4>;
-    ld.param.u64 rd0, [src];
-    ld.param.u64 rd1, [out];
-    mov.u32 r0, %tid.x;
-    mov.u32 r1, s;
-    setp.eq.u32 p, r0, 0;
-    @p mbarrier.init.shared::cta.b64 [r1+256], 1;
-    bar.sync 0;
-    @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [r1+256], 128;
-    @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r1], [rd0], 128, [r1+256];
-    WAIT
-    mul.wide.u32 rd2, r0, 4;
-    add.s64 rd1, rd1, rd2;
-    shl.b32 r2, r0, 2;
-    add.u32 r2, r2, r1;
-    mov.u32 r4, 0;
-SPIN:
-    add.u32 r4, r4, 1;
-    setp.lt.u32 q, r4, 60;
-    @q bra SPIN;
-    ld.shared.u32 r3, [r2];
-    st.global.u32 [rd1], r3;
-LAST:
-    mbarrier.try_wait.parity.shared::cta.b64 q, [r1+256], 0;
-    @!q bra LAST;
-    ret;
-}
-";
+const LOAD: &str = include_str!("ptx/bulk_load.ptx");
 
 fn results(ptx: &str, seeds: u64) -> BTreeSet<Vec<u8>> {
     let config = Config::default().checks(Checks::NONE);
@@ -66,24 +32,7 @@ fn a_missing_wait_shows_in_the_result_of_some_seed() {
 }
 
 /// Float atomics from many CTAs: the sum depends on their order.
-const SUM: &str = r"
-.version 8.7 .target sm_90a .address_size 64
-.visible .entry k(.param .u64 out)
-{
-    .reg .b32 r<4>;
-    .reg .f32 f<4>;
-    .reg .b64 rd<2>;
-    ld.param.u64 rd0, [out];
-    mov.u32 r0, %tid.x;
-    mov.u32 r1, %ctaid.x;
-    mad.lo.u32 r2, r1, 64, r0;
-    cvt.rn.f32.u32 f0, r2;
-    fma.rn.f32 f1, f0, f0, 0f3DCCCCCD;
-    mul.f32 f1, f1, f1;
-    atom.global.add.f32 f2, [rd0], f1;
-    ret;
-}
-";
+const SUM: &str = include_str!("ptx/float_atomics.ptx");
 
 fn on_threads<T: Send>(threads: usize, run: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)

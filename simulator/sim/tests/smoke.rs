@@ -3,37 +3,7 @@
 use dualgemm_device::{Args, Device, LaunchSpec};
 use dualgemm_sim::{Config, Gpu};
 
-const SAXPY: &str = r"
-.version 8.0
-.target sm_80
-.address_size 64
-.visible .entry saxpy(.param .u32 n, .param .f32 a, .param .u64 x, .param .u64 y)
-{
-    .reg .pred p;
-    .reg .b32 r<6>;
-    .reg .f32 f<5>;
-    .reg .b64 rd<6>;
-    ld.param.u32 r1, [n];
-    ld.param.f32 f1, [a];
-    ld.param.u64 rd1, [x];
-    ld.param.u64 rd2, [y];
-    mov.u32 r2, %ctaid.x;
-    mov.u32 r3, %ntid.x;
-    mov.u32 r4, %tid.x;
-    mad.lo.s32 r5, r2, r3, r4;
-    setp.ge.u32 p, r5, r1;
-    @p bra DONE;
-    mul.wide.u32 rd3, r5, 4;
-    add.s64 rd4, rd1, rd3;
-    add.s64 rd5, rd2, rd3;
-    ld.global.f32 f2, [rd4];
-    ld.global.f32 f3, [rd5];
-    fma.rn.f32 f4, f1, f2, f3;
-    st.global.f32 [rd5], f4;
-DONE:
-    ret;
-}
-";
+const SAXPY: &str = include_str!("ptx/saxpy.ptx");
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
@@ -86,9 +56,9 @@ fn an_unknown_instruction_is_named_with_its_line_exact() {
     let text = SAXPY.replace("fma.rn.f32 f4, f1, f2, f3;", "wobble.rn.f32 f4, f1;");
     assert_eq!(
         gpu.load(&text).unwrap_err().to_string(),
-        "cannot load the PTX: line 26: `wobble.rn.f32`: the simulator does not know this instruction"
+        "cannot load the PTX: line 25: `wobble.rn.f32`: the simulator does not know this instruction"
     );
-    let start = "cannot load the PTX: the simulator has no such form: saxpy, line 26: ";
+    let start = "cannot load the PTX: the simulator has no such form: saxpy, line 25: ";
     let text = SAXPY.replace("fma.rn.f32", "fma.rn.sideways.f32");
     assert_eq!(
         gpu.load(&text).unwrap_err().to_string(),

@@ -7,7 +7,7 @@ use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf, Sizes};
 use dualgemm_mutate::Refused;
 use dualgemm_sim::Card;
 
-use crate::cases::{Case, finish, floats, poisoned, written};
+use crate::cases::{Case, finish, floats, poisoned, upload, written};
 
 /// Experts are chosen, A and results written by kernels before: a case for each kernel; one sorts few choices, two sort many.
 /// Which of an expert's rows a choice gets may depend on timing, so all of them are of one token and have one result.
@@ -31,28 +31,40 @@ pub fn mixture() -> Vec<Case> {
             row_of: poisoned(device, 4 * choices)?,
             choice_of: poisoned(device, 4 * choices)?,
         };
-        let ids = ids.flat_map(i32::to_le_bytes).collect();
+        let ids: Vec<u8> = ids.flat_map(i32::to_le_bytes).collect();
         let result = |expert: i32| {
             (0..n as i32).flat_map(move |column| ((expert * 100 + column) as f32).to_le_bytes())
         };
         let results = of_row.iter().flat_map(|&expert| result(expert));
-        let weights = (0..choices).flat_map(|i| (i as f32 + 0.5).to_le_bytes()).collect();
+        let weights: Vec<u8> = (0..choices).flat_map(|i| (i as f32 + 0.5).to_le_bytes()).collect();
+        // Choices that are not sorted have results of their own, and lists from before the launches.
+        let lists_before = [upload(device, &ids)?, upload(device, &weights)?];
         let (ids, first) = written(device, ids)?;
         let (a, second) = written(device, floats(sizes.tokens, k).to_le_bytes())?;
         let (results, third) = written(device, results.collect())?;
         let (weights, fourth) = written(device, weights)?;
+        let (own, fifth) =
+            written(device, (0..choices * n).flat_map(|i| (i as f32).to_le_bytes()).collect())?;
         let (rows, bytes) = (of_row.len() * k * 2, sizes.tokens * n * 4);
         let gathered = poisoned(device, choices * k * 2)?;
-        let (c, seen) = (poisoned(device, bytes)?, poisoned(device, bytes + rows)?);
+        let (c, seen) = (poisoned(device, 2 * bytes)?, poisoned(device, 2 * bytes + rows)?);
+        let unsorted = c.offset(bytes as u64);
         let copy = Copy::new(device)?;
         let mut launches = vec![first, second, third, fourth];
         launches.extend(kernels.by_expert(&sizes, ids, (a, 2 * k, k), &lists, gathered)?);
         launches.extend([
             kernels.combine(&sizes, (results, n), (RowOf::Listed(lists.row_of), weights), (c, false))?,
-            copy.spec("C", (c, seen), bytes)?,
-            copy.spec("A by expert", (gathered, seen.offset(bytes as u64)), rows)?,
+            fifth,
+            kernels.combine(
+                &sizes,
+                (own, n),
+                (RowOf::Itself(lists_before[0]), lists_before[1]),
+                (unsorted, false),
+            )?,
+            copy.spec("C", (c, seen), 2 * bytes)?,
+            copy.spec("A by expert", (gathered, seen.offset(2 * bytes as u64)), rows)?,
         ]);
-        finish(device, launches, (seen, bytes + rows))
+        finish(device, launches, (seen, 2 * bytes + rows))
     };
     // In the order in which they are loaded.
     let names = [("route", 260), ("gather", 260), ("sort", 40), ("combine_f32", 40)].into_iter().enumerate();

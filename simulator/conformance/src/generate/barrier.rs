@@ -20,36 +20,7 @@ fn shared_barrier() -> Draft {
         "block 128",
         "u32 128",
     )
-    .body(
-        ".shared .align 8 .b64 full;
-         .shared .align 16 .b32 box[128];
-         mov.u32 %r2, full;
-         mov.u32 %r3, box;
-         mad.lo.u32 %r4, %t, 4, %r3;
-         setp.eq.u32 %p0, %t, 0;
-         @%p0 mbarrier.init.shared::cta.b64 [%r2], 128;
-         bar.sync 0;
-         mov.u32 %r5, 0;
-         mov.u32 %r6, %t;
-         PHASE:
-         st.shared.u32 [%r4], %r6;
-         mbarrier.arrive.shared::cta.b64 %rd1, [%r2];
-         and.b32 %r7, %r5, 1;
-         WAIT:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], %r7;
-         @!%p1 bra WAIT;
-         xor.b32 %r8, %t, 64;
-         mad.lo.u32 %r8, %r8, 4, %r3;
-         ld.shared.u32 %r9, [%r8];
-         mad.lo.u32 %r6, %r6, 5, %r9;
-         bar.sync 0;
-         add.u32 %r5, %r5, 1;
-         setp.lt.u32 %p2, %r5, 3;
-         @%p2 bra PHASE;
-         bar.sync 0;
-         @%p0 mbarrier.inval.shared::cta.b64 [%r2];
-         st.global.u32 [%out], %r6;",
-    )
+    .body(include_str!("ptx/phases.ptx"))
     .draft()
 }
 

@@ -20,20 +20,7 @@ pub fn drafts() -> Vec<Draft> {
 
 fn draft(row: &'static Row) -> Draft {
     let store = row.name.starts_with("st");
-    let mut body = String::from(
-        ".shared .align 128 .b8 tile[512];
-         ld.param.u64 %rd1, [given];
-         mad.wide.u32 %rd1, %lane, 16, %rd1;
-         ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd1];
-         mov.u32 %r2, tile;
-         mad.lo.u32 %r3, %lane, 16, %r2;
-         // Row i of the matrices lies at ((5 i + 3) mod 32) * 16.
-         mad.lo.u32 %r4, %lane, 5, 3;
-         and.b32 %r4, %r4, 31;
-         mad.lo.u32 %r4, %r4, 16, %r2;
-         cvt.u64.u32 %rd2, %r4;
-         cvta.shared.u64 %rd2, %rd2;\n",
-    );
+    let mut body = String::from(include_str!("ptx/matrix.ptx"));
     let fill = "st.shared.v4.b32 [%r3], {%r20, %r21, %r22, %r23};\nbar.warp.sync 0xffffffff;\n";
     let mut offset = 0;
     let mut expected: Vec<u8> = Vec::new();

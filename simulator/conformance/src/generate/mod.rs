@@ -1,9 +1,20 @@
 //! The texts of the conformance cases, from the instruction table.
 //!
 //! A module per family of instructions drafts a kernel per row: `kernel::Kernel` around the samples of a row,
-//! `raw::Raw` around text written out by hand. What a draft gives is recorded in `cases.tsv`, as the simulator gave it
+//! `raw::Raw` around text written out by hand, which `ptx/` has where it is long. What a draft gives is recorded in `cases.tsv`, as the simulator gave it
 //! and a card certified it. Drafts for chips that are not at hand compute what is expected themselves, without the
 //! simulator.
+
+/// The text `ptx/<name>.ptx` with its holes, each a name in braces, filled.
+macro_rules! ptx {
+    ($name:literal $(, $hole:ident $(= $value:expr)?)* $(,)?) => {{
+        let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/generate/ptx/", $name, ".ptx")).to_string();
+        $(let text = text.replace(concat!("{", stringify!($hole), "}"), &ptx!(@ $hole $(, $value)?).to_string());)*
+        text
+    }};
+    (@ $hole:ident) => { $hole };
+    (@ $hole:ident, $value:expr) => { $value };
+}
 
 mod asynchronous;
 mod barrier;

@@ -37,6 +37,15 @@ impl Raw {
         }
     }
 
+    /// A file of `ptx/`: the lines of the head, then the body.
+    pub fn written(name: &str, text: &str) -> Raw {
+        let mut head = text.lines().map_while(|line| line.strip_prefix("//! "));
+        let rows = head.next().and_then(|line| line.strip_prefix("row ")).unwrap_or_default();
+        let head = head.map(String::from).collect();
+        let body = text.lines().filter(|line| !line.starts_with("//!")).collect::<Vec<_>>().join("\n");
+        Raw { head, body, ..Raw::new(name, rows, "", "") }
+    }
+
     /// Without launches yet: the caller adds them with [`Raw::launch`]. The first line of the head names the origin of the
     /// expected results.
     pub fn of_launches(name: &str, rows: &str, origin: Option<&str>, parameters: String) -> Raw {

@@ -105,57 +105,7 @@ fn body(space: &str, edits: &[Edit]) -> String {
     } else {
         "mad.wide.u32 %rd2, %t, 4, %rd7;\n@%p4 st.global.u32 [%rd2], %r6;\n"
     };
-    format!(
-        ".shared .align 128 .b8 edited[128];
-         .shared .align 1024 .b8 tile[{SIZE}];
-         .shared .align 8 .b64 full;
-         ld.param.u32 %r2, [which];
-         ld.param.u64 %out, [out];
-         ld.param.u64 %rd6, [given];
-         ld.param.u64 %rd7, [place];
-         mov.u64 %rd8, %rd7;
-         mov.u32 %r3, edited;
-         mov.u32 %r4, tile;
-         mov.u32 %r5, full;
-         setp.eq.u32 %p0, %t, 0;
-         setp.eq.u32 %p4, %warp, 0;
-         // The first warp copies the map.
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         and.b32 %r6, %t, 31;
-         mad.wide.u32 %rd2, %r6, 4, %rd1;
-         ld.u32 %r6, [%rd2];
-         {store}
-         mad.lo.u32 %r7, %t, 32, %r4;
-         mov.u32 %r8, 0;
-         st.shared.v4.b32 [%r7], {{%r8, %r8, %r8, %r8}};
-         st.shared.v4.b32 [%r7+16], {{%r8, %r8, %r8, %r8}};
-         fence.proxy.async.shared::cta;
-         bar.sync 0;
-         @!%p0 bra EDITED;
-         {choice}
-         EDITED:
-         bar.sync 0;
-         {publish}
-         bar.sync 0;
-         {acquire}
-         @%p0 mbarrier.init.shared::cta.b64 [%r5], 1;
-         @%p0 fence.mbarrier_init.release.cluster;
-         ld.param.u32 %r9, [bytes];
-         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r9;
-         mov.u32 %r10, 8;
-         mov.u32 %r11, 6;
-         @%p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r4], [%rd7, {{%r10, %r11}}], [%r5];
-         bar.sync 0;
-         WAIT:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
-         @!%p1 bra WAIT;
-         mad.wide.u32 %out, %t, 32, %out;
-         ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r7];
-         st.global.v4.b32 [%out], {{%r20, %r21, %r22, %r23}};
-         ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r7+16];
-         st.global.v4.b32 [%out+16], {{%r20, %r21, %r22, %r23}};"
-    )
+    ptx!("tensor_map", size = SIZE, store, choice, publish, acquire)
 }
 
 fn draft(space: &'static str) -> Draft {

@@ -54,27 +54,7 @@ fn to_shared(name: &'static str) -> Raw {
         }
         false => "",
     };
-    let mut body = format!(
-        ".shared .align 128 .b8 box[512];
-         .shared .align 128 .b8 mine[512];
-         .shared .align 8 .b64 full;
-         {POLICY}
-         mov.u32 %r2, box;
-         mov.u32 %r3, mine;
-         mov.u32 %r4, full;
-         mov.u32 %r5, %cluster_ctarank;
-         {peer}
-         ld.param.u64 %rd1, [given];
-         mad.wide.u32 %rd1, %r5, 512, %rd1;
-         mad.wide.u32 %rd2, %t, 16, %rd1;
-         ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd2];
-         mad.lo.u32 %r9, %t, 16, %r3;
-         mad.lo.u32 %r10, %t, 16, %r2;
-         st.shared.v4.b32 [%r9], {{%r20, %r21, %r22, %r23}};
-         setp.eq.u32 %p0, %t, 0;
-         @%p0 mbarrier.init.shared::cta.b64 [%r4], 1;
-         @%p0 fence.mbarrier_init.release.cluster;\n"
-    );
+    let mut body = ptx!("bulk_to_shared", policy = POLICY, peer);
     let list = samples(name, &[(0, to), (1, from), (3, bar)], 512);
     let cluster = !cta;
     let sync = if cluster {
@@ -85,20 +65,7 @@ fn to_shared(name: &'static str) -> Raw {
     for (i, instruction) in list.iter().enumerate() {
         // One CTA's data for both, or each its own.
         let guard = if instruction.has("multicast::cluster") { "%p2" } else { "%p0" };
-        body += &format!(
-            "st.shared.v4.b32 [%r10], {{%r21, %t, %r23, %gid}};
-             fence.proxy.async;
-             setp.eq.and.u32 %p2, %r5, 1, %p0;
-             @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 512;
-             {sync}
-             @{guard} {instruction};
-             WAIT{i}:
-             mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r4], {};
-             @!%p1 bra WAIT{i};
-             ld.shared.v4.b32 {{%r11, %r12, %r13, %r14}}, [%r10];
-             {sync}\n",
-            i % 2
-        );
+        body += &ptx!("bulk_to_shared_step", sync, guard, instruction, i, phase = i % 2);
         for k in 0..4 {
             let threads = if cluster { 64 } else { 32 };
             body += &format!("st.global.u32 [%out+{}], %r{};\n", (i * 4 + k) * threads * 4, 11 + k);
@@ -191,63 +158,7 @@ pub fn parameters(d: usize) -> String {
 
 fn tensor_load(d: usize) -> Raw {
     let (list, loads) = coordinates(d);
-    let body = format!(
-        ".shared .align 1024 .b8 first[4096];
-         .shared .align 1024 .b8 second[4096];
-         .shared .align 8 .b64 full;
-         ld.param.u32 %r2, [bytes];
-         {loads}
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         ld.param.u64 %out, [out];
-         mov.u32 %r3, first;
-         mov.u32 %r4, second;
-         mov.u32 %r5, full;
-         // Boxes narrower than the swizzle leave gaps: zeros there.
-         mov.u32 %r10, 0;
-         mad.lo.u32 %r11, %t, 64, %r3;
-         mad.lo.u32 %r12, %t, 64, %r4;
-         st.shared.v4.b32 [%r11], {{%r10, %r10, %r10, %r10}};
-         st.shared.v4.b32 [%r11+16], {{%r10, %r10, %r10, %r10}};
-         st.shared.v4.b32 [%r11+32], {{%r10, %r10, %r10, %r10}};
-         st.shared.v4.b32 [%r11+48], {{%r10, %r10, %r10, %r10}};
-         st.shared.v4.b32 [%r12], {{%r10, %r10, %r10, %r10}};
-         st.shared.v4.b32 [%r12+16], {{%r10, %r10, %r10, %r10}};
-         st.shared.v4.b32 [%r12+32], {{%r10, %r10, %r10, %r10}};
-         st.shared.v4.b32 [%r12+48], {{%r10, %r10, %r10, %r10}};
-         fence.proxy.async.shared::cta;
-         bar.sync 0;
-         setp.eq.u32 %p0, %t, 0;
-         @!%p0 bra READY;
-         prefetch.tensormap [%rd1];
-         cp.async.bulk.prefetch.tensor.{d}d.L2.global.tile [%rd1, {{{list}}}];
-         mbarrier.init.shared::cta.b64 [%r5], 1;
-         fence.mbarrier_init.release.cluster;
-         add.u32 %r6, %r2, %r2;
-         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r6;
-         cp.async.bulk.tensor.{d}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r3], [%rd1, {{{list}}}], [%r5];
-         cp.async.bulk.tensor.{d}d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r4], [%rd1, {{{list}}}], [%r5];
-         READY:
-         bar.sync 0;
-         WAIT:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
-         @!%p1 bra WAIT;
-         shl.b32 %r7, %t, 2;
-         COPY:
-         setp.ge.u32 %p2, %r7, 4096;
-         @%p2 bra DONE;
-         add.u32 %r8, %r3, %r7;
-         ld.shared.u32 %r9, [%r8];
-         cvt.u64.u32 %rd2, %r7;
-         add.u64 %rd3, %out, %rd2;
-         st.global.u32 [%rd3], %r9;
-         add.u32 %r8, %r4, %r7;
-         ld.shared.u32 %r9, [%r8];
-         st.global.u32 [%rd3+4096], %r9;
-         add.u32 %r7, %r7, 256;
-         bra COPY;
-         DONE:"
-    );
+    let body = ptx!("tensor_load", loads, d, list);
     let rows = "tensor_load tensor_load_cta tensor_prefetch prefetch_tensormap";
     let mut raw = Raw::of_launches(&format!("tma/tensor_load_{d}d"), rows, None, parameters(d)).body(&body);
     for (map, at) in maps(d) {
@@ -262,34 +173,7 @@ fn tensor_load(d: usize) -> Raw {
 /// The tile is filled from `given`; `out` is the tensor.
 pub fn store_body(d: usize, instruction: &str) -> String {
     let (list, loads) = coordinates(d);
-    format!(
-        ".shared .align 1024 .b8 tile[4096];
-         ld.param.u32 %r2, [bytes];
-         {loads}
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         ld.param.u64 %rd5, [given];
-         mov.u32 %r3, tile;
-         shl.b32 %r7, %t, 2;
-         FILL:
-         setp.ge.u32 %p2, %r7, 4096;
-         @%p2 bra FILLED;
-         cvt.u64.u32 %rd2, %r7;
-         add.u64 %rd3, %rd5, %rd2;
-         ld.global.u32 %r9, [%rd3];
-         add.u32 %r8, %r3, %r7;
-         st.shared.u32 [%r8], %r9;
-         add.u32 %r7, %r7, 256;
-         bra FILL;
-         FILLED:
-         fence.proxy.async.shared::cta;
-         bar.sync 0;
-         setp.ne.u32 %p0, %t, 0;
-         @%p0 ret;
-         {instruction} [%rd1, {{{list}}}], [%r3];
-         cp.async.bulk.commit_group;
-         cp.async.bulk.wait_group 0;"
-    )
+    ptx!("tensor_store", loads, instruction, list)
 }
 
 fn tensor_store(d: usize) -> Raw {
@@ -347,37 +231,7 @@ fn tensor_reduce(op: &'static str) -> Raw {
 
 /// A tensor load by each of two CTAs for both, with a cache policy.
 fn multicast() -> Raw {
-    let body = format!(
-        ".shared .align 1024 .b8 tile[2048];
-         .shared .align 8 .b64 full;
-         {POLICY}
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         mov.u32 %r3, tile;
-         mov.u32 %r5, full;
-         mov.u32 %r4, %cluster_ctarank;
-         setp.eq.u32 %p0, %t, 0;
-         @%p0 mbarrier.init.shared::cta.b64 [%r5], 1;
-         @%p0 fence.mbarrier_init.release.cluster;
-         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], 2048;
-         barrier.cluster.arrive.aligned;
-         barrier.cluster.wait.aligned;
-         mad.lo.u32 %r6, %r4, 1024, %r3;
-         shl.b32 %r7, %r4, 3;
-         mov.u32 %r8, 8;
-         @%p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r6], [%rd1, {{%r8, %r7}}], [%r5], %rs7, %rd31;
-         WAIT:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
-         @!%p1 bra WAIT;
-         mad.lo.u32 %r9, %t, 16, %r3;
-         ld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [%r9];
-         st.global.u32 [%out], %r10;
-         st.global.u32 [%out+1024], %r11;
-         st.global.u32 [%out+2048], %r12;
-         st.global.u32 [%out+3072], %r13;
-         barrier.cluster.arrive.aligned;
-         barrier.cluster.wait.aligned;"
-    );
+    let body = ptx!("tensor_multicast", policy = POLICY);
     Raw::new("tma/tensor_load_multicast", "tensor_load", "grid 2 block 128 cluster 2", "u32 1024")
         .arguments(
             &[

@@ -18,19 +18,7 @@ pub fn drafts() -> Vec<Draft> {
 
 /// Threads copy `size` bytes of shared memory from `%r{base}` on to `%out`, which is the same in all of them.
 fn copy_out(label: &str, base: u32, size: usize, threads: usize) -> String {
-    format!(
-        "shl.b32 %r7, %t, 2;
-         {label}:
-         add.u32 %r8, %r{base}, %r7;
-         ld.shared.u32 %r9, [%r8];
-         cvt.u64.u32 %rd2, %r7;
-         add.u64 %rd3, %out, %rd2;
-         st.global.u32 [%rd3], %r9;
-         add.u32 %r7, %r7, {};
-         setp.lt.u32 %p2, %r7, {size};
-         @%p2 bra {label};\n",
-        4 * threads
-    )
+    ptx!("copy_out", label, base, step = 4 * threads, size)
 }
 
 /// Zeros in `size` bytes from `%r{base}` on.
@@ -214,44 +202,18 @@ fn im2col(d: usize) -> Draft {
     let instruction =
         format!("cp.async.bulk.tensor.{d}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes");
     let operands = format!("[%rd1, {{{list}}}], [%r5], {{{}}}", offsets.join(", "));
-    let body = format!(
-        ".shared .align 1024 .b8 first[{SIZE}];
-         .shared .align 1024 .b8 second[{SIZE}];
-         .shared .align 8 .b64 full;
-         {POLICY}
-         mov.u16 %rs7, 1;
-         ld.param.u32 %r2, [bytes];
-         {loads}{offset_loads}
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         ld.param.u64 %out, [out];
-         mov.u32 %r3, first;
-         mov.u32 %r4, second;
-         mov.u32 %r5, full;
-         {}
-         {}
-         fence.proxy.async.shared::cta;
-         bar.sync 0;
-         setp.eq.u32 %p0, %t, 0;
-         @!%p0 bra READY;
-         mbarrier.init.shared::cta.b64 [%r5], 1;
-         fence.mbarrier_init.release.cluster;
-         add.u32 %r6, %r2, %r2;
-         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r6;
-         {instruction} [%r3], {operands};
-         {instruction}.multicast::cluster.L2::cache_hint [%r4], {operands}, %rs7, %rd31;
-         READY:
-         bar.sync 0;
-         WAIT:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
-         @!%p1 bra WAIT;
-         {}
-         add.u64 %out, %out, {SIZE};
-         {}",
-        zeros("CLEAR1", 3, SIZE, 64),
-        zeros("CLEAR2", 4, SIZE, 64),
-        copy_out("COPY1", 3, SIZE, 64),
-        copy_out("COPY2", 4, SIZE, 64),
+    let body = ptx!(
+        "im2col",
+        size = SIZE,
+        policy = POLICY,
+        loads,
+        offset_loads,
+        clear1 = zeros("CLEAR1", 3, SIZE, 64),
+        clear2 = zeros("CLEAR2", 4, SIZE, 64),
+        instruction,
+        operands,
+        copy1 = copy_out("COPY1", 3, SIZE, 64),
+        copy2 = copy_out("COPY2", 4, SIZE, 64)
     );
     let rows = format!("tensor_load_im2col_{d}d");
     let parameters = (0..d - 2).fold(parameters(d), |p, i| format!("{p}, .param .u32 o{i}"));
@@ -289,45 +251,15 @@ fn gather() -> Draft {
     let instruction =
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes";
     let operands = "[%rd1, {%r40, %r41, %r42, %r43, %r44}], [%r5]";
-    let body = format!(
-        ".shared .align 1024 .b8 tile[{SIZE}];
-         .shared .align 8 .b64 full;
-         {POLICY}
-         ld.param.u32 %r2, [bytes];
-         {}
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         ld.param.u64 %out, [out];
-         mov.u32 %r3, tile;
-         mov.u32 %r5, full;
-         mov.u32 %r6, %cluster_ctarank;
-         mad.wide.u32 %out, %r6, {SIZE}, %out;
-         {}
-         fence.proxy.async.shared::cta;
-         setp.eq.u32 %p0, %t, 0;
-         setp.eq.and.u32 %p3, %r6, 0, %p0;
-         @%p0 mbarrier.init.shared::cta.b64 [%r5], 1;
-         @%p0 fence.mbarrier_init.release.cluster;
-         mul.lo.u32 %r10, %r2, 4;
-         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r10;
-         barrier.cluster.arrive.aligned;
-         barrier.cluster.wait.aligned;
-         add.u32 %r11, %r3, 512;
-         add.u32 %r12, %r3, 1024;
-         add.u32 %r13, %r3, 1536;
-         @%p0 {instruction} [%r3], {operands};
-         @%p0 {instruction}.cta_group::1.L2::cache_hint [%r11], {operands}, %rd31;
-         @%p0 {instruction}.cta_group::2 [%r12], {operands};
-         @%p3 {instruction}.multicast::cluster.L2::cache_hint [%r13], {operands}, %rs7, %rd31;
-         WAIT:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
-         @!%p1 bra WAIT;
-         {}
-         barrier.cluster.arrive.aligned;
-         barrier.cluster.wait.aligned;",
-        coordinates(5).1,
-        zeros("CLEAR", 3, SIZE, 64),
-        copy_out("COPY", 3, SIZE, 64),
+    let body = ptx!(
+        "gather4",
+        size = SIZE,
+        policy = POLICY,
+        loads = coordinates(5).1,
+        clear = zeros("CLEAR", 3, SIZE, 64),
+        instruction,
+        operands,
+        copy = copy_out("COPY", 3, SIZE, 64)
     );
     let mut raw = Raw::of_launches("tma/tensor_gather4", "tensor_gather4", ROWS, parameters(5))
         .body(&body)
@@ -365,33 +297,7 @@ fn swizzled_within(swizzle: &str, at: usize, start: usize) -> usize {
 /// Four rows of shared memory to rows of a tensor.
 fn scatter() -> Draft {
     let instruction = "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group";
-    let body = format!(
-        ".shared .align 1024 .b8 tile[512];
-         {POLICY}
-         {}
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         ld.param.u64 %rd5, [given];
-         mov.u32 %r3, tile;
-         mul.lo.u32 %r7, %t, 8;
-         cvt.u64.u32 %rd2, %r7;
-         add.u64 %rd3, %rd5, %rd2;
-         ld.global.b64 %rd4, [%rd3];
-         add.u32 %r8, %r3, %r7;
-         st.shared.b64 [%r8], %rd4;
-         fence.proxy.async.shared::cta;
-         bar.sync 0;
-         ld.param.u32 %r2, [bytes];
-         setp.eq.u32 %p1, %r2, 0;
-         setp.eq.and.u32 %p0, %t, 0, %p1;
-         @%p0 {instruction} [%rd1, {{%r40, %r41, %r42, %r43, %r44}}], [%r3];
-         not.pred %p1, %p1;
-         setp.eq.and.u32 %p0, %t, 0, %p1;
-         @%p0 {instruction}.L2::cache_hint [%rd1, {{%r40, %r41, %r42, %r43, %r44}}], [%r3], %rd31;
-         cp.async.bulk.commit_group;
-         cp.async.bulk.wait_group 0;",
-        coordinates(5).1,
-    );
+    let body = ptx!("scatter4", policy = POLICY, loads = coordinates(5).1, instruction);
     let mut raw = Raw::of_launches("tma/tensor_scatter4", "tensor_scatter4", ROWS, parameters(5))
         .body(&body)
         .target("sm_100a", "8.6");
@@ -429,58 +335,18 @@ fn pair(d: usize) -> Draft {
     let head = format!("cp.async.bulk.tensor.{d}d");
     let tail = "shared::cluster.global.tile.mbarrier::complete_tx::bytes";
     let operands = format!("[%rd1, {{{list}}}]");
-    let body = format!(
-        ".shared .align 1024 .b8 tile[{}];
-         .shared .align 8 .b64 full;
-         .shared .align 8 .b64 both;
-         {POLICY}
-         ld.param.u32 %r2, [bytes];
-         {loads}
-         mov.b64 %rd1, map;
-         cvta.param.u64 %rd1, %rd1;
-         ld.param.u64 %out, [out];
-         mov.u32 %r3, tile;
-         mov.u32 %r5, full;
-         mov.u32 %r14, both;
-         mov.u32 %r6, %cluster_ctarank;
-         mad.wide.u32 %out, %r6, {}, %out;
-         {}
-         fence.proxy.async.shared::cta;
-         setp.eq.u32 %p0, %t, 0;
-         setp.eq.and.u32 %p3, %r6, 0, %p0;
-         @%p0 mbarrier.init.shared::cta.b64 [%r5], 1;
-         @%p0 mbarrier.init.shared::cta.b64 [%r14], 1;
-         @%p0 fence.mbarrier_init.release.cluster;
-         // The own barrier counts one box, that of the even CTA one from each CTA and two of the multicast.
-         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r2;
-         mul.lo.u32 %r10, %r2, 4;
-         @%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r14], %r10;
-         barrier.cluster.arrive.aligned;
-         barrier.cluster.wait.aligned;
-         mov.u32 %r9, 0;
-         mapa.shared::cluster.u32 %r15, %r14, %r9;
-         add.u32 %r11, %r3, {SIZE};
-         add.u32 %r12, %r3, {};
-         @%p0 {head}.{tail}.cta_group::1 [%r3], {operands}, [%r5];
-         @%p0 {head}.cta_group::2.{tail}.L2::cache_hint [%r11], {operands}, [%r15], %rd31;
-         @%p3 {head}.{tail}.multicast::cluster.cta_group::2 [%r12], {operands}, [%r14], %rs7;
-         WAIT:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
-         @!%p1 bra WAIT;
-         setp.ne.u32 %p4, %r6, 0;
-         @%p4 bra OTHER;
-         BOTH:
-         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r14], 0;
-         @!%p1 bra BOTH;
-         OTHER:
-         barrier.cluster.arrive.aligned;
-         barrier.cluster.wait.aligned;
-         {}",
-        3 * SIZE,
-        3 * SIZE,
-        zeros("CLEAR", 3, 3 * SIZE, 64),
-        2 * SIZE,
-        copy_out("COPY", 3, 3 * SIZE, 64),
+    let body = ptx!(
+        "tensor_pair",
+        all = 3 * SIZE,
+        policy = POLICY,
+        loads,
+        clear = zeros("CLEAR", 3, 3 * SIZE, 64),
+        size = SIZE,
+        third = 2 * SIZE,
+        head,
+        tail,
+        operands,
+        copy = copy_out("COPY", 3, 3 * SIZE, 64)
     );
     let name = format!("tensor_load_pair_{d}d");
     let rows = "tensor_load_pair tensor_load_pair_first";

@@ -84,16 +84,7 @@ fn chosen(row: &'static Row) -> Vec<(Instruction, Swizzle, u8, u8, i64)> {
     list
 }
 
-const TILES: &str = ".shared .align 1024 .b8 tile_a[16384];
-     .shared .align 1024 .b8 tile_b[32768];
-     .reg .b64 %da, %db, %src;
-     .reg .b32 %sa, %sb, %a<4>;
-     mov.u32 %sa, tile_a;
-     mov.u32 %sb, tile_b;
-     and.b32 %r20, %sa, 262143;
-     shr.u32 %r20, %r20, 4;
-     and.b32 %r21, %sb, 262143;
-     shr.u32 %r21, %r21, 4;\n";
+const TILES: &str = include_str!("ptx/wgmma.ptx");
 
 fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>) -> Draft {
     let rs = row.name.ends_with("_rs");
@@ -192,22 +183,7 @@ fn descriptor(swizzle: Swizzle, transposed: bool) -> u64 {
 fn fill(count: usize, from_a: &str, from_b: &str) -> String {
     let mut body = String::from("bar.sync 0;\n");
     for (tile, from, bytes) in [("%sa", from_a, A_BYTES), ("%sb", from_b, B_BYTES)] {
-        body += &format!(
-            "ld.param.u64 %src, [{from}];
-             mad.wide.u32 %src, %t, 16, %src;
-             mad.lo.u32 %r2, %t, 16, {tile};
-             mov.u32 %r3, 0;
-             FILL{count}{}:
-             ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%src];
-             st.shared.v4.b32 [%r2], {{%r4, %r5, %r6, %r7}};
-             add.u64 %src, %src, 2048;
-             add.u32 %r2, %r2, 2048;
-             add.u32 %r3, %r3, 2048;
-             setp.lt.u32 %p0, %r3, {bytes};
-             @%p0 bra FILL{count}{};\n",
-            &tile[1..],
-            &tile[1..],
-        );
+        body += &ptx!("wgmma_fill", from, tile, count, name = &tile[1..], bytes);
     }
     body += "fence.proxy.async.shared::cta;\nbar.sync 0;\n";
     body

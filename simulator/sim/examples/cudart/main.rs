@@ -10,8 +10,9 @@
 //! The calls that CUTLASS, Thrust and CUDA's samples make are here: memory, launches with clusters, tensor maps,
 //! device properties. Streams and events exist; everything is done at once. The PTX must be in the program
 //! uncompressed. `SIM_SEED=7` chooses the interleaving, `SIM_CHECKS` the checks (`all`, `none`, or a list
-//! of those to leave out: `race,uninit,exit`), `SIM_TRACE=1` prints each launch, `SIM_RECORD=DIR` writes module
-//! and launch to files.
+//! of those to leave out: `race,uninit,exit`), `SIM_LIMIT=1000000` stops a warp that executes more instructions than
+//! that (without it 2^32: minutes of an endless loop), `SIM_TRACE=1` prints each launch, `SIM_RECORD=DIR` writes
+//! module and launch to files.
 //!
 //! Flow: [`launch`] (what nvcc's stubs call: binaries, kernels, launches), [`memory`], [`device`] and [`tensor_map`]
 //! are the calls, over [`runtime`] (the card and what programs registered) and [`abi`] (structs and numbers of CUDA's

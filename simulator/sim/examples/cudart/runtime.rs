@@ -75,8 +75,10 @@ impl Runtime {
             {
                 *check &= !named.split(',').any(|n| n == name);
             }
-            let seed = std::env::var("SIM_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0);
-            Gpu::new(Config::default().card(card).checks(checks).seed(seed))
+            let config = Config::default();
+            let max_instructions = number("SIM_LIMIT", config.max_instructions);
+            let config = Config { seed: number("SIM_SEED", config.seed), max_instructions, ..config };
+            Gpu::new(config.card(card).checks(checks))
         })
     }
 
@@ -172,6 +174,15 @@ fn target(ptx: &str) -> Option<u32> {
 pub(crate) fn complain(error: &dyn std::fmt::Display, status: Status) -> Status {
     eprintln!("{error}");
     status
+}
+
+/// The whole number in this variable of the environment, or what holds without it.
+fn number(variable: &str, without: u64) -> u64 {
+    let Some(text) = std::env::var_os(variable) else { return without };
+    text.to_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| {
+        eprintln!("{variable}={}: not a whole number from 0 to 2^64 - 1", text.display());
+        std::process::exit(2)
+    })
 }
 
 fn write(path: &str, bytes: &[u8]) {

@@ -198,30 +198,7 @@ fn store(name: &str, samples: &[Sample]) -> Draft {
 
 /// A column goes round: loaded, changed, stored over itself and beside itself, with a wait before each use.
 fn waits() -> Draft {
-    let body = "mad.wide.u32 %out, %t, 4, %out;
-         mov.u32 %v0, %t;
-         mov.u32 %r0, 0;
-         ROUND:
-         add.u32 %r1, %tw, %r0;
-         tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%v0};
-         tcgen05.wait::st.sync.aligned;
-         tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v1}, [%r1];
-         tcgen05.wait::ld.sync.aligned;
-         mad.lo.u32 %v0, %v1, 5, %r0;
-         add.u32 %r2, %r0, 1;
-         and.b32 %r0, %r2, 7;
-         setp.lt.u32 %p0, %r2, 8;
-         @%p0 bra ROUND;
-         tcgen05.ld.sync.aligned.32x32b.x8.b32 {%v0, %v1, %v2, %v3, %v4, %v5, %v6, %v7}, [%tw];
-         tcgen05.wait::ld.sync.aligned;
-         st.global.b32 [%out], %v0;
-         st.global.b32 [%out+512], %v1;
-         st.global.b32 [%out+1024], %v2;
-         st.global.b32 [%out+1536], %v3;
-         st.global.b32 [%out+2048], %v4;
-         st.global.b32 [%out+2560], %v5;
-         st.global.b32 [%out+3072], %v6;
-         st.global.b32 [%out+3584], %v7;";
+    let body = include_str!("../ptx/tcgen05_wait.ptx");
     let mut expected = Vec::new();
     let mut column: Vec<u32> = (0..128).collect();
     for i in 0..8 {

@@ -60,34 +60,14 @@ impl Entry {
                 format!("@%first tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %tm, 512;"),
             ),
         };
-        let body = format!(
-            ".shared .align 8 .b64 done;
-             .shared .align 4 .b32 slot;
-             {}
-             mov.u32 %t, %tid.x;
-             mov.u32 %rank, %cluster_ctarank;
-             mov.u32 %slot, slot;
-             mov.u32 %done, done;
-             ld.param.u64 %out, [out];
-             shr.u32 %warp, %t, 5;
-             setp.eq.u32 %leader, %t, 0;
-             setp.eq.and.u32 %issue, %rank, 0, %leader;
-             setp.eq.u32 %first, %warp, 0;
-             {}
-             @%leader mbarrier.init.shared::cta.b64 [%done], 1;
-             @%leader fence.mbarrier_init.release.cluster;
-             {}
-             {}
-             {}
-             {}
-             {}",
-            self.declared,
+        let body = ptx!(
+            "tcgen05_kernel",
+            declared = self.declared,
             allocate,
-            handover(group),
+            handover = handover(group),
             address,
-            self.body,
-            handover(group),
-            free,
+            body = self.body,
+            free
         );
         format!(
             ".visible .entry k{group}(.param .u64 out{})\n.reqntid 128, 1, 1\n{{\n{REGISTERS}{}\tret;\n}}\n",

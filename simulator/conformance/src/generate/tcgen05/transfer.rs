@@ -24,23 +24,7 @@ const SHARED: &str = ".shared .align 1024 .b8 tile[20480];";
 
 /// Shared memory of each CTA filled with words that differ, and visible to copies.
 fn fill_shared(group: u32) -> String {
-    format!(
-        "mov.u32 %r10, tile;
-         mov.u32 %r0, %t;
-         TILE:
-         mad.lo.u32 %r1, %rank, {WORDS}, %r0;
-         add.u32 %r1, %r1, 7;
-         mul.lo.u32 %r1, %r1, {MIX};
-         mad.lo.u32 %r2, %r0, 4, %r10;
-         st.shared.u32 [%r2], %r1;
-         add.u32 %r0, %r0, 128;
-         setp.lt.u32 %p0, %r0, {WORDS};
-         @%p0 bra TILE;
-         fence.proxy.async.shared::cta;
-         shr.u32 %r10, %r10, 4;
-         {}",
-        handover(group)
-    )
+    ptx!("tcgen05_fill_shared", words = WORDS, mix = MIX, handover = handover(group))
 }
 
 /// What [`fill_shared`] leaves at a byte address.
@@ -150,24 +134,20 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
         let mut expected = vec![0; (128 * group * words) as usize];
         for (i, &(shape, warps, format, _, tile, base)) in samples.iter().enumerate() {
             let (low, high) = tile.descriptor();
-            body += &format!(
-                "{}
-                 {}
-                 add.u32 %r11, %r10, {low};
-                 mov.u32 %r12, {high};
-                 mov.b64 %rd1, {{%r11, %r12}};
-                 @%issue tcgen05.cp.cta_group::{group}.{shape}{warps}{format} [%tm+{}], %rd1;
-                 {}
-                 {}
-                 {}
-                 {}\n",
-                fill(&format!("FILL{i}"), 0, 16),
-                handover(group),
-                base << 16 | 4,
-                commit(group),
-                wait(&format!("WAIT{i}"), i),
-                read_sixteen(16 * i as u32),
-                handover(group),
+            body += &ptx!(
+                "tcgen05_cp",
+                fill = fill(&format!("FILL{i}"), 0, 16),
+                handover = handover(group),
+                low,
+                high,
+                group,
+                shape,
+                warps,
+                format,
+                to = base << 16 | 4,
+                commit = commit(group),
+                wait = wait(&format!("WAIT{i}"), i),
+                read = read_sixteen(16 * i as u32)
             );
             copied(&mut expected, (group, words), i, &samples[i]);
         }
@@ -179,24 +159,17 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
 /// Each warp's rows move to the lane before, eight columns wide, the last stays.
 fn shift() -> Draft {
     let kernels = [1, 2].map(|group| {
-        let body = format!(
-            "{}
-             {}
-             {}
-             @%issue tcgen05.shift.cta_group::{group}.down [%tm+4];
-             @%issue tcgen05.shift.cta_group::{group}.down [%tm+{}];
-             @%issue tcgen05.shift.cta_group::{group}.down [%tm+{}];
-             {}
-             {}
-             {}",
-            output(16),
-            fill("FILL", 0, 16),
-            handover(group),
-            64 << 16 | 4,
-            64 << 16,
-            commit(group),
-            wait("WAIT", 0),
-            read_sixteen(0),
+        let body = ptx!(
+            "tcgen05_shift",
+            output = output(16),
+            fill = fill("FILL", 0, 16),
+            handover = handover(group),
+            group,
+            second = 64 << 16 | 4,
+            third = 64 << 16,
+            commit = commit(group),
+            wait = wait("WAIT", 0),
+            read = read_sixteen(0)
         );
         let mut expected = Vec::new();
         for rank in 0..group {
@@ -247,60 +220,25 @@ fn commits() -> Draft {
         ("", Some(3)),
     ];
     let kernels = [1, 2].map(|group| {
-        let mut body = format!(
-            "{}
-             mad.lo.u32 %r0, %rank, 128, %t;
-             mad.wide.u32 %out, %r0, {}, %out;
-             cvt.u64.u32 %rd2, %done;
-             cvta.shared.u64 %rd2, %rd2;
-             add.u32 %r11, %r10, {};
-             mov.u32 %r12, {};
-             mov.b64 %rd1, {{%r11, %r12}};
-             mov.u32 %r13, 0;\n",
-            fill_shared(2),
-            8 * samples.len(),
-            low,
-            high,
-        );
+        let mut body = ptx!("tcgen05_commit", fill = fill_shared(2), stride = 8 * samples.len(), low, high);
         let mut expected = vec![0; 2 * 128 * 2 * samples.len()];
         for (i, &(space, mask)) in samples.iter().enumerate() {
             let multicast = if mask.is_some() { ".multicast::cluster" } else { "" };
             let operand = if mask.is_some() { ", %rs0" } else { "" };
             let address = if space.is_empty() { "[%rd2]" } else { "[%done]" };
-            body += &format!(
-                "{}
-                 {}
-                 mov.b16 %rs0, {};
-                 @%issue tcgen05.cp.cta_group::{group}.128x128b [%tm+4], %rd1;
-                 @%issue tcgen05.commit.cta_group::{group}.mbarrier::arrive::one{space}{multicast}.b64 {address}{operand};
-                 // Bit %rank of the mask: this CTA's barrier is to complete its phase.
-                 shr.u32 %r1, {}, %rank;
-                 and.b32 %r1, %r1, 1;
-                 setp.eq.u32 %p1, %r1, 0;
-                 @%p1 bra SKIP{i};
-                 WAIT{i}:
-                 mbarrier.try_wait.parity.shared::cta.b64 %p0, [%done], %r13;
-                 @!%p0 bra WAIT{i};
-                 xor.b32 %r13, %r13, 1;
-                 SKIP{i}:
-                 {}
-                 xor.b32 %r2, %r13, 1;
-                 mbarrier.test_wait.parity.shared::cta.b64 %p2, [%done], %r2;
-                 selp.u32 %r3, 1, 0, %p2;
-                 mbarrier.test_wait.parity.shared::cta.b64 %p2, [%done], %r13;
-                 selp.u32 %r4, 2, 0, %p2;
-                 or.b32 %r3, %r3, %r4;
-                 tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%v0}}, [%tw+4];
-                 tcgen05.wait::ld.sync.aligned;
-                 st.global.v2.b32 [%out+{}], {{%r3, %v0}};
-                 {}\n",
-                fill(&format!("FILL{i}"), 0, 8),
-                handover(2),
-                mask.unwrap_or(0),
-                mask.unwrap_or(1),
-                handover(2),
-                8 * i,
-                handover(2),
+            body += &ptx!(
+                "tcgen05_commit_step",
+                fill = fill(&format!("FILL{i}"), 0, 8),
+                handover = handover(2),
+                mask = mask.unwrap_or(0),
+                group,
+                space,
+                multicast,
+                address,
+                operand,
+                waits = mask.unwrap_or(1),
+                i,
+                out = 8 * i
             );
             committed(&mut expected, group, (i, samples.len()));
         }
@@ -313,28 +251,16 @@ fn commits() -> Draft {
 /// fences on both sides of the synchronization.
 fn fences() -> Draft {
     let (low, high) = DENSE.descriptor();
-    let body = format!(
-        "{}
-         {}
-         {}
-         tcgen05.fence::before_thread_sync;
-         bar.sync 0;
-         @%issue tcgen05.fence::after_thread_sync;
-         add.u32 %r11, %r10, {};
-         mov.u32 %r12, {};
-         mov.b64 %rd1, {{%r11, %r12}};
-         @%issue tcgen05.cp.cta_group::1.32x128b.warpx4 [%tm+4], %rd1;
-         {}
-         {}
-         {}",
-        fill_shared(1),
-        output(16),
-        fill("FILL", 0, 16),
+    let body = ptx!(
+        "tcgen05_fence",
+        shared = fill_shared(1),
+        output = output(16),
+        fill = fill("FILL", 0, 16),
         low,
         high,
-        commit(1),
-        wait("WAIT", 0),
-        read_sixteen(0),
+        commit = commit(1),
+        wait = wait("WAIT", 0),
+        read = read_sixteen(0)
     );
     let mut expected = Vec::new();
     for lane in 0..128 {
@@ -401,21 +327,7 @@ fn allocation() -> Draft {
             );
         }
         // Nothing fits beside these 512: warp 1 waits until warp 0 gave the 256 back.
-        body += &format!(
-            "{}
-             setp.eq.u32 %p1, %warp, 1;
-             @%first tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r10, 256;
-             @%p1 tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [%slot], 64;
-             {}
-             ld.shared.u32 %r14, [%slot];
-             @%first tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r14, 64;
-             @%first tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r11, 128;
-             @%first tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r12, 64;
-             @%first tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r13, 64;
-             @%first tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;\n",
-            handover(group),
-            handover(group),
-        );
+        body += &ptx!("tcgen05_alloc_end", handover = handover(group), group);
         let expected: Vec<u32> =
             (0..128 * group).flat_map(|t| (0..8).map(move |i| t % 128 * 16 + i)).collect();
         (Entry { bare: true, ..Entry::new(group, "", &body) }, expected)
