@@ -36,9 +36,11 @@ fn run_reports_the_keys_that_scripts_rely_on() {
 fn formats_of_c_are_called_as_the_options_call_them() {
     for out_dtype in ["f32", "f16", "bf16", "nvfp4"] {
         let run = run_json(&[arg(&data("modelopt-nvfp4")), "--m", "2", "--out-dtype", out_dtype], 0);
-        let bench = json(&["bench", "--shapes", "2x32x64", "--smoke", "--out-dtype", out_dtype], 0);
-        assert_eq!([&run["out_dtype"], &bench["rows"][0]["out_dtype"]], [out_dtype; 2]);
+        assert_eq!(run["out_dtype"], out_dtype);
     }
+    // Each looks at the machine for a second first; nvfp4 alone has more to say than its name.
+    let bench = json(&["bench", "--shapes", "2x32x64", "--smoke", "--out-dtype", "nvfp4"], 0);
+    assert_eq!(bench["rows"][0]["out_dtype"], "nvfp4");
 }
 
 #[test]
@@ -154,8 +156,7 @@ fn conversions_keep_the_product() {
     let input = data("expected-modelopt-nvfp4.safetensors");
     let c = |checkpoint: &std::path::Path| {
         let out = dir.path().join("c.safetensors");
-        let args = [arg(checkpoint), "--input", arg(&input), "--output", arg(&out)];
-        run_json(&args, 0);
+        run_json(&[arg(checkpoint), "--input", arg(&input), "--output", arg(&out), "--check", "none"], 0);
         tensor(&out, "c")
     };
     for (name, _) in CHECKPOINTS {
