@@ -7,14 +7,12 @@ use std::process::{Command, Stdio};
 use crate::common::{Tensors, arg, changed, data, dualgemm, extract, tensors, write};
 use safetensors::Dtype;
 
-/// Runs in a fresh directory with `{dir}`, `{ckpt}`, `{hidden}`, `{expected}` and `{bf16}` filled in, and returns
-/// the error line.
-fn error_line(prepare: &dyn Fn(&Path), args: &str, code: i32) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    prepare(dir.path());
-    let before = names(dir.path());
+/// Runs with `{dir}`, `{ckpt}`, `{hidden}`, `{expected}` and `{bf16}` filled in, and returns the error line. The directory
+/// stays as it is.
+fn error_line(dir: &Path, args: &str, code: i32) -> String {
+    let before = names(dir);
     let fill = |word: &str| {
-        word.replace("{dir}", arg(dir.path()))
+        word.replace("{dir}", arg(dir))
             .replace("{ckpt}", arg(&data("modelopt-nvfp4")))
             .replace("{a16}", arg(&data("compressed-tensors-nvfp4a16")))
             .replace("{gguf}", arg(&data("mlp-nvfp4.gguf")))
@@ -27,8 +25,8 @@ fn error_line(prepare: &dyn Fn(&Path), args: &str, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{args}: {stderr}");
     assert!(output.stdout.is_empty(), "{args}: wrote to stdout");
     assert_eq!(stderr.lines().count(), 1, "{args}: {stderr}");
-    assert_eq!(names(dir.path()), before, "{args}: left something behind");
-    stderr.trim_end().replace(arg(dir.path()), "{dir}").replace(arg(&data("")), "")
+    assert_eq!(names(dir), before, "{args}: left something behind");
+    stderr.trim_end().replace(arg(dir), "{dir}").replace(arg(&data("")), "")
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -82,9 +80,11 @@ fn prepare(dir: &Path) {
 
 #[test]
 fn every_case_is_one_line_with_code_2_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    prepare(dir.path());
     let mut wrong = Vec::new();
     for (args, says) in include_str!("bad_inputs.txt").lines().filter_map(|line| line.split_once(" => ")) {
-        let line = error_line(&prepare, args, 2);
+        let line = error_line(dir.path(), args, 2);
         let mut rest = line.strip_prefix("error: ").unwrap_or_default();
         let found = says.split('…').enumerate().all(|(number, part)| {
             let at = rest.find(part).filter(|&at| number > 0 || at == 0);
@@ -100,43 +100,41 @@ fn every_case_is_one_line_with_code_2_and_leaves_nothing() {
 
 #[test]
 fn a_tensor_that_a_whole_mlp_knows_nothing_of_is_named() {
-    let norm =
-        || ("model.layers.0.mlp.ffn_sub_norm.weight".into(), Dtype::F32, vec![1536], vec![0; 4 * 1536]);
-    let normed = |dir: &Path| changed(&dir.join("ckpt"), |all| all.push(norm()));
-    let line = error_line(&normed, "run {dir}/ckpt --op mlp --m 1 --output {dir}/c", 2);
+    let norm = ("model.layers.0.mlp.ffn_sub_norm.weight".into(), Dtype::F32, vec![1536], vec![0; 4 * 1536]);
+    let dir = tempfile::tempdir().unwrap();
+    changed(&dir.path().join("ckpt"), |all| all.push(norm));
+    let line = error_line(dir.path(), "run {dir}/ckpt --op mlp --m 1 --output {dir}/c", 2);
     assert!(
         line.contains("model.layers.0.mlp.ffn_sub_norm.weight: a tensor in `model.layers.0.mlp`"),
         "{line}"
     );
     // Gate and up come before it.
-    let dir = tempfile::tempdir().unwrap();
-    normed(dir.path());
     crate::common::run_json(&[arg(&dir.path().join("ckpt")), "--m", "1"], 0);
 }
 
 #[test]
 fn outputs_replace_neither_shards_nor_configurations() {
-    let sharded = |dir: &Path| {
-        changed(dir, |_| ());
-        let whole = dir.join("model.safetensors");
-        let (gate, rest): (Tensors, Tensors) =
-            tensors(&whole).into_iter().partition(|t| t.0.contains("gate_proj"));
-        std::fs::remove_file(whole).unwrap();
-        let mut map = serde_json::Map::new();
-        for (shard, tensors) in [("a.safetensors", gate), ("b.safetensors", rest)] {
-            write(&dir.join(shard), &tensors);
-            map.extend(tensors.into_iter().map(|tensor| (tensor.0, shard.into())));
-        }
-        let index = serde_json::json!({ "weight_map": map }).to_string();
-        std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
-    };
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    changed(dir, |_| ());
+    let whole = dir.join("model.safetensors");
+    let (gate, rest): (Tensors, Tensors) =
+        tensors(&whole).into_iter().partition(|t| t.0.contains("gate_proj"));
+    std::fs::remove_file(whole).unwrap();
+    let mut map = serde_json::Map::new();
+    for (shard, tensors) in [("a.safetensors", gate), ("b.safetensors", rest)] {
+        write(&dir.join(shard), &tensors);
+        map.extend(tensors.into_iter().map(|tensor| (tensor.0, shard.into())));
+    }
+    let index = serde_json::json!({ "weight_map": map }).to_string();
+    std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
     for output in ["a.safetensors", "b.safetensors", "config.json", "model.safetensors.index.json"] {
         let index = "{dir}/model.safetensors.index.json";
         for args in [
             format!("run {index} --layer 0 --m 1 --output {{dir}}/{output}"),
             format!("convert {index} {{dir}}/{output} --to modelopt"),
         ] {
-            let line = error_line(&sharded, &args, 2);
+            let line = error_line(dir, &args, 2);
             assert!(line.contains("one of the files that are read"), "{args}: {line}");
         }
     }
@@ -144,11 +142,11 @@ fn outputs_replace_neither_shards_nor_configurations() {
 
 #[test]
 fn an_instruction_set_that_is_missing_here_is_refused() {
-    let doctor = crate::common::json(&["doctor"], 0);
+    let (doctor, dir) = (crate::common::json(&["doctor"], 0), tempfile::tempdir().unwrap());
     for isa in doctor["instruction_sets"].as_array().unwrap() {
         if isa["available"] == false {
             let name = isa["isa"].as_str().unwrap();
-            let line = error_line(&|_| (), &format!("run {{ckpt}} --m 1 --isa {name}"), 3);
+            let line = error_line(dir.path(), &format!("run {{ckpt}} --m 1 --isa {name}"), 3);
             assert!(line.contains(&format!("this machine has no {name}; its best is ")), "{line}");
         }
     }
@@ -156,18 +154,17 @@ fn an_instruction_set_that_is_missing_here_is_refused() {
 
 #[test]
 fn a_card_that_is_not_here_is_no_mistake_of_the_caller() {
-    let nothing = |_: &Path| ();
+    let dir = tempfile::tempdir().unwrap();
+    let line = |args: &str| error_line(dir.path(), &format!("{args} --device cuda:999"), 3);
     let processor = "--device cpu computes on the processor";
-    let line = error_line(&nothing, "bench --shapes 1x16x16 --device cuda:999", 3);
-    assert!(line.contains(processor), "{line}");
-    for op in ["linear", "mlp", "moe"] {
-        let line = error_line(&nothing, &format!("bench --op {op} --shapes 1x16x16 --device cuda:999"), 3);
-        assert!(line.contains("--device cpu computes on the processor"), "{line}");
+    for op in ["", "--op linear", "--op mlp", "--op moe"] {
+        let line = line(&format!("bench {op} --shapes 1x16x16"));
+        assert!(line.contains(processor), "{line}");
     }
-    let line = error_line(&nothing, "tune --shapes 1x16x16 --device cuda:999", 3);
+    let tune = line("tune --shapes 1x16x16");
     // That the processor has nothing to tune is what `tune --device cpu` says.
-    assert!(!line.contains(processor), "{line}");
-    let line = error_line(&nothing, "conformance --device cuda:999", 3);
+    assert!(!tune.contains(processor), "{tune}");
+    let line = line("conformance");
     assert!(line.contains("--device sim runs the cases in the simulator"), "{line}");
 }
 

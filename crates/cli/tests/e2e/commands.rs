@@ -36,28 +36,11 @@ fn run_reports_the_keys_that_scripts_rely_on() {
 fn formats_of_c_are_called_as_the_options_call_them() {
     for out_dtype in ["f32", "f16", "bf16", "nvfp4"] {
         let run = run_json(&[arg(&data("modelopt-nvfp4")), "--m", "2", "--out-dtype", out_dtype], 0);
-        let bench = json(&["bench", "--shapes", "2x32x64", "--smoke", "--out-dtype", out_dtype], 0);
-        assert_eq!([&run["out_dtype"], &bench["rows"][0]["out_dtype"]], [out_dtype; 2]);
+        assert_eq!(run["out_dtype"], out_dtype);
     }
-}
-
-#[test]
-fn run_prints_plan_time_roofline_and_error() {
-    let (checkpoint, hidden) = (data("modelopt-nvfp4"), data("hidden-states-f32.safetensors"));
-    let args = ["run", arg(&checkpoint), "--layer", "0", "--input", arg(&hidden)];
-    let output = dualgemm().args(args).assert().success();
-    let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
-    for part in [
-        "C[64,1536] f32 = silu",
-        "GFLOP/s",
-        "roofline",
-        "\n  check      right: relative L2 error ",
-        " against the f64 reference, all 64 rows\n",
-        "tensor scale 1.1742001e-3",
-    ] {
-        assert!(text.contains(part), "no {part:?} in\n{text}");
-    }
-    assert!(output.get_output().stderr.is_empty(), "no progress where stderr is no terminal");
+    // Each looks at the machine for a second first; nvfp4 alone has more to say than its name.
+    let bench = json(&["bench", "--shapes", "2x32x64", "--smoke", "--out-dtype", "nvfp4"], 0);
+    assert_eq!(bench["rows"][0]["out_dtype"], "nvfp4");
 }
 
 #[test]
@@ -154,8 +137,7 @@ fn conversions_keep_the_product() {
     let input = data("expected-modelopt-nvfp4.safetensors");
     let c = |checkpoint: &std::path::Path| {
         let out = dir.path().join("c.safetensors");
-        let args = [arg(checkpoint), "--input", arg(&input), "--output", arg(&out)];
-        run_json(&args, 0);
+        run_json(&[arg(checkpoint), "--input", arg(&input), "--output", arg(&out), "--check", "none"], 0);
         tensor(&out, "c")
     };
     for (name, _) in CHECKPOINTS {

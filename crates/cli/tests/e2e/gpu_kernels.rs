@@ -4,16 +4,15 @@ use crate::common::{json, refusal, text};
 
 const SIM: [&str; 5] = ["sim", "--arch", "sm_90a", "--shape", "9x40x336"];
 
+/// One configuration of each; the registry's own test generates all.
 #[test]
-fn every_listed_configuration_prints_its_text() {
+fn every_listed_kernel_prints_its_text() {
     let (list, shown) = (json(&["ptx", "--list"], 0), text(&["ptx", "--list"], 0));
     for kernel in list["kernels"].as_array().unwrap() {
         let (name, arch) = (kernel["name"].as_str().unwrap(), kernel["arch"].as_str().unwrap());
-        for config in kernel["configs"].as_array().unwrap() {
-            let config = config.as_str().unwrap();
-            let printed = text(&["ptx", "--kernel", name, "--arch", arch, "--config", config], 0);
-            assert!(printed.contains(&format!(".target {arch}\n")) && printed.contains(config), "{config}");
-        }
+        let config = kernel["configs"].as_array().unwrap().last().unwrap().as_str().unwrap();
+        let printed = text(&["ptx", "--kernel", name, "--arch", arch, "--config", config], 0);
+        assert!(printed.contains(&format!(".target {arch}\n")) && printed.contains(config), "{config}");
         assert!(shown.contains(&format!("--kernel {name} --arch {arch}")));
     }
 }

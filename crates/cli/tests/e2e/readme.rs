@@ -63,6 +63,10 @@ fn the_output_that_is_shown_is_what_the_first_command_prints() {
     let shown = COMMAND.split("```text\n").nth(1).and_then(|block| block.split("```").next()).unwrap();
     assert_eq!(stable(&printed), stable(shown), "{printed}");
     assert!(printed.lines().all(|line| line.chars().count() <= 140), "{printed}");
+    assert!(
+        printed.contains(" GFLOP/s, ") && output.stderr.is_empty(),
+        "no progress where stderr is no terminal"
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every checkpoint that the repository ships gives the outputs that numpy computed from its bytes in f64.
 
-use crate::common::{arg, changed, data, extract, json, rel_l2, run_json, tensor};
+use crate::common::{arg, changed, data, json, rel_l2, run_json, tensor};
 use half::f16;
 
 /// Checkpoint, and the file of its expected outputs.
@@ -11,7 +11,8 @@ const CHECKPOINTS: [(&str, &str); 4] = [
     ("mlp-nvfp4.gguf", "expected-modelopt-nvfp4.safetensors"),
 ];
 
-/// Runs a checkpoint on the real hidden states rounded to bf16 (`c_w4a16`) or on the nvfp4 triple (`c_w4a4`).
+/// Runs a checkpoint on the real hidden states rounded to bf16 (`c_w4a16`) or on the nvfp4 triple beside the
+/// expected outputs (`c_w4a4`).
 fn reproduce(
     checkpoint: &str,
     expected: &str,
@@ -19,19 +20,19 @@ fn reproduce(
     out_dtype: &str,
 ) -> (Vec<f64>, Vec<f64>, serde_json::Value) {
     let dir = tempfile::tempdir().unwrap();
-    let (out, triple) = (dir.path().join("c.safetensors"), dir.path().join("a.safetensors"));
-    extract(&data(expected), &["a_packed", "a_scale", "a_scale_2"], &triple);
-    let (checkpoint, hidden) = (data(checkpoint), data("hidden-states-f32.safetensors"));
+    let out = dir.path().join("c.safetensors");
+    let (checkpoint, expected) = (data(checkpoint), data(expected));
+    let hidden = data("hidden-states-f32.safetensors");
     let mut args = vec![arg(&checkpoint), "--layer", "0", "--out-dtype", out_dtype, "--output", arg(&out)];
     args.extend(["--device", "cpu"]);
     // Its own check is that of f32: this test compares every element anyway.
     args.extend((out_dtype != "f32").then_some(["--check", "none"]).into_iter().flatten());
     match which {
         "c_w4a16" => args.extend(["--input", arg(&hidden), "--a-format", "bf16"]),
-        _ => args.extend(["--input", arg(&triple)]),
+        _ => args.extend(["--input", arg(&expected)]),
     }
     let report = run_json(&args, 0);
-    (tensor(&out, "c"), tensor(&data(expected), which), report)
+    (tensor(&out, "c"), tensor(&expected, which), report)
 }
 
 #[test]
@@ -77,50 +78,23 @@ fn f16_outputs_are_within_one_unit_in_the_last_place() {
     }
 }
 
+/// That the bits are the same on every instruction set and number of threads is what `crates/cpu` tests.
 #[test]
-fn the_expected_files_are_inputs_as_they_are() {
+fn the_instruction_set_and_the_threads_are_those_asked_for_exact() {
     let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("c.safetensors");
-    let (checkpoint, expected) = (data("modelopt-nvfp4"), data("expected-modelopt-nvfp4.safetensors"));
-    run_json(&[arg(&checkpoint), "--layer", "0", "--input", arg(&expected), "--output", arg(&out)], 0);
-    assert!(rel_l2(&tensor(&out, "c"), &tensor(&expected, "c_w4a4")) <= 1e-6);
-}
-
-#[test]
-fn every_isa_gives_the_same_bits_for_w4a4_exact() {
-    let dir = tempfile::tempdir().unwrap();
-    let (checkpoint, expected) = (data("modelopt-nvfp4"), data("expected-modelopt-nvfp4.safetensors"));
-    let doctor = json(&["doctor"], 0);
-    let mut outputs = Vec::new();
-    for isa in doctor["instruction_sets"].as_array().unwrap() {
-        // Tiles of AMX have bits of their own from 48 rows on (docs/adr/0006), and these are 64.
-        if isa["available"] == true && isa["isa"] != "amxbf16" {
-            let isa = isa["isa"].as_str().unwrap();
-            let out = dir.path().join(format!("{isa}.safetensors"));
-            run_json(&[arg(&checkpoint), "--input", arg(&expected), "--isa", isa, "--output", arg(&out)], 0);
-            outputs.push(std::fs::read(out).unwrap());
-        }
-    }
-    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]));
-}
-
-#[test]
-fn the_result_does_not_depend_on_the_number_of_threads_exact() {
-    let dir = tempfile::tempdir().unwrap();
-    let checkpoint = data("compressed-tensors-nvfp4");
-    let hidden = data("hidden-states-f32.safetensors");
-    let outputs: Vec<Vec<u8>> = ["1", "2", "3"]
-        .iter()
-        .map(|threads| {
-            let out = dir.path().join(threads);
-            run_json(
-                &[arg(&checkpoint), "--input", arg(&hidden), "--threads", threads, "--output", arg(&out)],
-                0,
-            );
-            std::fs::read(out).unwrap()
-        })
-        .collect();
-    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]));
+    let (checkpoint, out) = (data("modelopt-nvfp4"), dir.path().join("c.safetensors"));
+    let run = |how: &[&str]| {
+        let given = [arg(&checkpoint), "--m", "9", "--a-format", "nvfp4", "--output", arg(&out)];
+        let report = run_json(&[&given[..], how].concat(), 0);
+        (report, std::fs::read(&out).unwrap())
+    };
+    let (asked, c) = run(&["--isa", "portable", "--threads", "1"]);
+    assert_eq!(
+        (&asked["plan"]["isa"], &asked["plan"]["threads"]),
+        (&"portable".into(), &1.into()),
+        "{asked}"
+    );
+    assert!(c == run(&[]).1);
 }
 
 /// C as nvfp4 is what the quantizer makes of the f32 C: same grid, so at most one step apart where a value lies on

@@ -178,9 +178,9 @@ fn f32_output_agrees_with_the_reference_to_one_in_a_million() {
         let (a, weights) =
             (random.activations(a_format, 20, 2048), random.weights(BlockFormat::Nvfp4, 32, 2048));
         let desc = desc(&a, &weights, Activation::Silu);
+        let want = reference(&desc.epilogue, &a, 0..20, &weights);
         for isa in isas() {
             let c = run_f32(&desc, isa, &a, &weights);
-            let want = reference(&desc.epilogue, &a, 0..20, &weights);
             let distance = Comparison::new(&c, &want, 32).unwrap();
             assert!(distance.rel_l2 <= 1e-6, "{a_format} {isa}: {distance:?}");
         }
@@ -376,7 +376,7 @@ fn a_quantized_on_the_way_in_equals_a_quantized_before_exact() {
 #[test]
 fn more_rows_than_are_prepared_at_a_time_are_each_right() {
     let (m, n, k) = (2600, 20, 32);
-    for (a_format, exact) in [(AFormat::Nvfp4, true), (AFormat::F32, false), (AFormat::Bf16, false)] {
+    for a_format in [AFormat::Nvfp4, AFormat::F32, AFormat::Bf16] {
         let mut random = Random(18);
         let a = random.activations(a_format, m, k);
         let pairs = [1, 2].map(|seed| Random(seed).weights(BlockFormat::Nvfp4, n, k));
@@ -395,13 +395,15 @@ fn more_rows_than_are_prepared_at_a_time_are_each_right() {
             let want = reference(&desc.epilogue, &a, range.clone(), &pairs[i % 2]);
             let distance = Comparison::new(got, &want, n).unwrap();
             assert!(distance.rel_l2 < 1e-6, "{a_format}: {distance:?}");
+            // Sums over floats take an order that depends on how many rows there are.
             let mut alone = vec![-7.5f32; m * n];
-            for first in range.clone().step_by(64) {
+            for first in range.clone().step_by(64).filter(|_| a_format == AFormat::Nvfp4) {
                 let rows = (range.end - first).min(64);
                 let group = Group { first_row: first, rows, weights: &packed[i % 2] };
                 gemm(&desc, Isa::best()).run(&a, &[group], OutputMut::F32(&mut alone)).unwrap();
+                let values = first * n..(first + rows) * n;
+                assert!(c[values.clone()] == alone[values], "{a_format}, rows from {first}");
             }
-            assert!(!exact || got == &alone[range.start * n..range.end * n], "{a_format}");
         }
         assert!(
             [0..5, 1300..1301, 1302..1400, 2599..2600].into_iter().flatten().all(|row| c[row * n] == -7.5)
