@@ -1,8 +1,8 @@
-"""One token through a whole decoder layer in one call, or in one up to its MLP, where that is a mixture or in floats. For small
+"""One token, or a prompt in bf16, through a whole decoder layer in one call, or in one up to its MLP, where that is a mixture or in floats. For small
 models, calling its modules and torch's small operators takes longer than the products. Needs torch and transformers.
 
-A layer of a family that is known here gets a class that computes a token in one call where it is sure that this is what the
-layer's modules would compute, and calls them where it is not: more tokens, masks, gradients, hooks, replaced modules, caches of
+A layer of a family that is known here gets a class that computes these in one call where it is sure that this is what the
+layer's modules would compute, and calls them where it is not: more tokens after others, masks, gradients, hooks, replaced modules, caches of
 other kinds, functions of transformers that somebody has replaced.
 """
 
@@ -67,7 +67,7 @@ class OneCall:
 
     def forward(self, hidden_states, *args, **kwargs):
         if not args and not torch.compiler.is_compiling():
-            out = _token(self, hidden_states, **kwargs)
+            out = _tokens(self, hidden_states, **kwargs)
             if out is not None:
                 return out
         return super().forward(hidden_states, *args, **kwargs)
@@ -209,18 +209,20 @@ class _Room:
 
     views = None
 
-    def __init__(self, layer):
+    def __init__(self, layer, heads, dim, rows):
         # A cycle would keep the memory until torch's next collection of garbage.
         self.layer = weakref.ref(layer)
-        batch, heads, length, dim = layer.keys.shape
-        shape = (batch, heads, length + max(64, length // 4), dim)
+        held = layer.get_seq_length()
+        length = held or rows
+        shape = (1, heads, length + max(64, length // 4), dim)
         self.buffers = [old.new_empty(shape) for old in (layer.keys, layer.values)]
-        for buffer, old in zip(self.buffers, (layer.keys, layer.values)):
-            buffer[:, :, :length] = old
+        if held:
+            for buffer, old in zip(self.buffers, (layer.keys, layer.values)):
+                buffer[:, :, :held] = old
 
     @classmethod
-    def of(cls, layer):
-        """That of a layer, if it holds what was put there by this module last, and there is room for more; else a new one."""
+    def of(cls, layer, *new):
+        """That of a layer, if it holds what was put there by this module last, and there is room for more; else a ``new`` one."""
         room = layer.__dict__.get("_room")
         if room is not None and room.layer() is layer and room.views is not None:
             keys, values = room.views
@@ -228,7 +230,7 @@ class _Room:
                 return room
         if room is None:
             layer.__class__ = _with_room(type(layer))
-        layer._room = cls(layer)
+        layer._room = cls(layer, *new)
         return layer._room
 
     def grow(self, layer, length):
@@ -236,9 +238,12 @@ class _Room:
         layer.keys, layer.values = self.views = [buffer.narrow(2, 0, length) for buffer in self.buffers]
 
 
-def _token(layer, x, **arguments):
-    """What a layer makes of one token, None if its modules have to say."""
-    if not x.is_cpu or x.dim() != 3 or x.shape[0] != 1 or x.shape[1] != 1 or is_followed(torch, x):
+def _tokens(layer, x, **arguments):
+    """What a layer makes of one token or a prompt, None if its modules have to say."""
+    if not x.is_cpu or x.dim() != 3 or x.shape[0] != 1 or is_followed(torch, x):
+        return None
+    rows, dtype = x.shape[1], x.dtype
+    if rows != 1 and (rows == 0 or dtype is not torch.bfloat16):
         return None
     if torch._C._len_torch_function_stack():
         # Somebody sees every function of torch.
@@ -254,33 +259,39 @@ def _token(layer, x, **arguments):
     rotation = arguments.get("position_embeddings")
     if kv is None or rotation is None or not _is_plain(attention):
         return None
-    parts = _parts(layer)
-    if parts is None:
+    # A prompt begins a cache, and a token goes on with one.
+    if kv.is_initialized is (rows != 1):
         return None
-    keys, (cos, sin) = kv.keys, rotation
-    weights, dtype = [norm.weight for norm in parts.norms], x.dtype
-    operands = (keys, kv.values, cos, sin, *weights, *(module.weight for module, _, _ in parts.floats))
+    parts = _parts(layer)
+    if parts is None or rows != 1 and not parts.call.takes_prompts:
+        return None
+    _, kv_heads, dim = parts.like_keys
+    cached, (cos, sin) = (kv.keys, kv.values) if kv.is_initialized else (), rotation
+    weights = [norm.weight for norm in parts.norms]
+    operands = (*cached, cos, sin, *weights, *(module.weight for module, _, _ in parts.floats))
     if any(t.dtype != dtype or not t.is_cpu for t in operands):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         return None
-    batch, kv_heads, length, dim = keys.shape
-    if (batch, kv_heads, dim) != parts.like_keys or kv.values.shape != keys.shape or not length:
+    length = kv.get_seq_length()
+    if any(t.shape != (1, kv_heads, length, dim) for t in cached) or bool(cached) is not bool(length):
         return None
-    if cos.shape != (1, 1, dim) or sin.shape != cos.shape:
+    if cos.shape != (1, rows, dim) or sin.shape != cos.shape:
         return None
-    room = _Room.of(kv)
+    if not cached:
+        kv.lazy_initialization(x, x)
+    room = _Room.of(kv, kv_heads, dim, rows)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     normed = torch.empty_like(out) if parts.mlp is None else None
     norms = [(weight, norm.variance_epsilon) for weight, norm in zip(weights, parts.norms)]
     follow(torch)
     parts.call._run(x, norms, (cos, sin), attention.scaling, room.buffers, length, out, normed)
-    room.grow(kv, length + 1)
+    room.grow(kv, length + rows)
     return out if normed is None else out + layer.mlp(normed)
 
 
 def _cached(cache, attention):
-    """The layer of a cache that grows as torch.cat would make it, with the tokens before, else None."""
+    """The layer of a cache that grows as torch.cat would make it, else None."""
     kinds = sys.modules["transformers.cache_utils"]
     if type(cache) is not kinds.DynamicCache or cache.offloading or "update" in cache.__dict__:
         return None
@@ -288,8 +299,8 @@ def _cached(cache, attention):
         return None
     layer = cache.layers[attention.layer_idx]
     known = type(layer) in (kinds.DynamicLayer, _with_room(kinds.DynamicLayer))
-    plain = known and "update" not in layer.__dict__ and layer.is_initialized
-    return layer if plain and layer.keys.dim() == 4 else None
+    plain = known and "update" not in layer.__dict__
+    return layer if plain and (not layer.is_initialized or layer.keys.dim() == 4) else None
 
 
 def _is_plain(attention):

@@ -12,7 +12,7 @@ from ._arrays import is_followed
 from ._attention import is_known
 from ._ops import Experts, Linear, Mlp, Weights, floats
 from ._parallel import check_group, experts_of, rank_of, together
-from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, unsupported
+from ._patch import DOWN, PatchReport, Plan, Step, check_biases, opened, patch_model, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
@@ -440,34 +440,45 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, ot
         raise OperandError(f"down is {down!r}; valid are keep, checkpoint")
     if group is not None and down == "keep":
         raise OperandError('with a group, down="checkpoint" is needed: the model holds the whole down projection')
-    patched = [name for name, module in model.named_modules() if isinstance(module, NVFP4GatedMLP)]
-    if patched:
-        raise OperandError(f"{patched[0]}: is a NVFP4GatedMLP; the model is already patched")
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if all(hasattr(module, part) for part in ("gate_proj", "up_proj", "down_proj")) and "experts" not in name
-    ]
-    if not found:
-        raise OperandError(f"{type(model).__name__}: no module has gate_proj, up_proj and down_proj")
     parts = {key: reading.pop(key) for key in ("rank", "world") if key in reading}
-    plan = Plan(model, opened(checkpoint, reading), quantize_a, other_model=other_model)
-    matched = [(name, old, plan.held(name, "shared" if "shared" in name else "dense")) for name, old in found]
+
+    def planned():
+        plan = Plan(model, opened(checkpoint, reading), quantize_a, other_model=other_model)
+        plan.steps = list(_mlps(model, plan, down, group, parts))
+        return plan
+
+    # Checked first, on all ranks: the others would wait for one that finds a fault.
+    plan = together(group, planned, checkpoint)
     # All are loaded before one is replaced: a fault leaves the model as it was.
-    replacements = [
-        (name, _replacement(name, old, held, quantize_a, down, group, parts)) for name, old, held in matched if held
-    ]
-    if not replacements:
-        raise OperandError(
-            f"{type(model).__name__}: no gated MLP of it, such as {found[0][0]}, is in 4 bits in {plan.checkpoint.path}"
-        )
+    replacements = [(step.name, step.make()) for step in plan.steps]
     for name, new in replacements:
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, new)
     return [name for name, _ in replacements]
 
 
+def _mlps(model, plan, down, group, parts):
+    """What :func:`patch_mlp` replaces, checked."""
+    modules = list(model.named_modules())
+    patched = [name for name, module in modules if isinstance(module, NVFP4GatedMLP)]
+    if patched:
+        raise OperandError(f"{patched[0]}: is a NVFP4GatedMLP; the model is already patched")
+    gated = ("gate_proj", "up_proj", "down_proj")
+    found = [(name, m) for name, m in modules if all(hasattr(m, part) for part in gated) and "experts" not in name]
+    if not found:
+        raise OperandError(f"{type(model).__name__}: no module has gate_proj, up_proj and down_proj")
+    matched = [(name, old, plan.held(name, "shared" if "shared" in name else "dense")) for name, old in found]
+    if not plan.met:
+        raise OperandError(
+            f"{type(model).__name__}: no gated MLP of it, such as {found[0][0]}, is in 4 bits in {plan.checkpoint.path}"
+        )
+    for name, old, held in matched:
+        if held:
+            yield Step(name, "MLPs", _replacement(name, old, held, plan.quantize_a, down, group, parts))
+
+
 def _replacement(name, old, held, quantize_a, down, group, parts):
+    """Checks that a module is what the checkpoint holds, and returns what makes its replacement."""
     names = ("gate_proj", "up_proj", "down_proj")
     why = held.why_not(old, lambda activation: is_plain_mlp(old, names[:2], names[2], activation))
     if why:
@@ -483,12 +494,15 @@ def _replacement(name, old, held, quantize_a, down, group, parts):
     check_biases(name, ("gate_proj and up_proj", "down_proj"), ours, theirs)
     if down == "checkpoint":
         dtype = like.dtype if like.is_floating_point() and like.element_size() > 1 else torch.bfloat16
-        return NVFP4GatedMLP.from_checkpoint(
-            checkpoint, layer, dtype=dtype, device=like.device, quantize_a=quantize_a, group=group, **reading
-        )
-    weights = Weights.from_checkpoint(checkpoint, layer, device=like.device, **reading)
-    n, k = weights.shape
-    if getattr(old.down_proj, "in_features", n) != n or getattr(old.down_proj, "out_features", k) != k:
-        found = [old.down_proj.out_features, old.down_proj.in_features]
-        raise OperandError(f"{name}.down_proj: is {found}; the checkpoint's layer needs {[k, n]}")
-    return NVFP4GatedMLP(weights, old.down_proj, quantize_a=quantize_a)
+        how = {"dtype": dtype, "device": like.device, "quantize_a": quantize_a, "group": group}
+        return functools.partial(NVFP4GatedMLP.from_checkpoint, checkpoint, layer, **how, **reading)
+
+    def make():
+        weights = Weights.from_checkpoint(checkpoint, layer, device=like.device, **reading)
+        n, k = weights.shape
+        if getattr(old.down_proj, "in_features", n) != n or getattr(old.down_proj, "out_features", k) != k:
+            found = [old.down_proj.out_features, old.down_proj.in_features]
+            raise OperandError(f"{name}.down_proj: is {found}; the checkpoint's layer needs {[k, n]}")
+        return NVFP4GatedMLP(weights, old.down_proj, quantize_a=quantize_a)
+
+    return make

@@ -1,9 +1,10 @@
-//! `DecoderLayer`: one token through a whole decoder layer in one call; or up to its MLP, where that is a module that Python calls.
+//! `DecoderLayer`: one token or a prompt through a whole decoder layer in one call; or up to its MLP, where that is a module that
+//! Python calls.
 
 use std::sync::Mutex;
 
 use dualgemm::cpu::CpuOptions;
-use dualgemm::cpu::token::{LayerDesc, Norm, Token, TokenLayer};
+use dualgemm::cpu::token::{LayerDesc, Norm, TokenLayer, Tokens, takes_prompts};
 use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
 use dualgemm::gemm::{AOperand, OutputMut, QuantizeA};
 use dualgemm::{Error, LayerCall, Target};
@@ -24,9 +25,9 @@ use crate::runners::{self, Problem, Product, ProductRunner, Waiting, Weights, cp
 fn hand_over(a: &AOperand<'_>, y: OutputMut<'_>, to: Option<&mut OutputMut<'_>>) -> Result<(), Error> {
     fn copy<T: Copy + Default>(a: &Matrix<'_, T>, y: &mut [T], to: &mut [T]) -> bool {
         y.fill(T::default());
-        let fits = to.len() == a.cols();
+        let fits = to.len() == a.rows() * a.cols();
         if fits {
-            to.copy_from_slice(a.row(0));
+            to.chunks_exact_mut(a.cols()).enumerate().for_each(|(row, to)| to.copy_from_slice(a.row(row)));
         }
         fits
     }
@@ -81,7 +82,9 @@ impl Problem for Shape {
     }
 
     fn bytes(&self) -> usize {
-        self.products.iter().flatten().map(Product::bytes).sum()
+        let LayerDesc { rows, hidden, heads, kv_heads, head_dim, .. } = self.layer;
+        let own = 8 * rows.saturating_mul(hidden + (heads + kv_heads) * head_dim);
+        own + self.products.iter().flatten().map(Product::bytes).sum::<usize>()
     }
 
     fn multiplications(&self) -> Option<usize> {
@@ -104,12 +107,12 @@ impl LayerWeights {
         }
     }
 
-    fn product(&self, py: Python<'_>, call: &LayerCall) -> Product {
+    fn product(&self, py: Python<'_>, call: &LayerCall, rows: usize) -> Product {
         match self {
             Self::Packed(linear) => {
                 Product::Packed(linear.bind(py).as_super().get().layer.shape.describe(call))
             }
-            Self::Floats(linear) => linear.get().of_rows(1),
+            Self::Floats(linear) => linear.get().of_rows(rows),
         }
     }
 }
@@ -151,9 +154,15 @@ impl DecoderLayer {
         Ok(Self { kv_heads: k.0 / head_dim, linears, mlp, heads, head_dim, hidden })
     }
 
-    /// Computes a token. `norms` are those before attention and before the MLP, and of queries and keys in families that have them;
+    /// Whether it takes prompts in bf16 on this machine.
+    #[getter]
+    fn takes_prompts(&self) -> bool {
+        takes_prompts(FloatType::Bf16, self.head_dim)
+    }
+
+    /// Computes a token, or a prompt of more. `norms` are those before attention and before the MLP, and of queries and keys in families that have them;
     /// `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, where `len` tokens
-    /// are there. Without an MLP, `out` is what it is added to, and `normed` what it reads.
+    /// are there, none before a prompt. Without an MLP, `out` is what it is added to, and `normed` what it reads.
     #[pyo3(signature = (x, norms, rotation, scale, cache, len, out, normed = None))]
     #[allow(clippy::too_many_arguments, reason = "Python passes them one by one")]
     fn _run(
@@ -185,18 +194,19 @@ impl DecoderLayer {
         }
         let room = keys.shape.len().checked_sub(2).map_or(0, |at| keys.shape[at]);
         let row_of = |at: usize| -> PyResult<Norm<'_>> {
-            Ok(Norm { weight: row("a norm", &norms[at].0)?, eps: norms[at].1 })
+            Ok(Norm { weight: matrix("a norm", &norms[at].0, 1)?, eps: norms[at].1 })
         };
         let head_norms = match norms.len() {
             2 => None,
             4 => Some([row_of(2)?, row_of(3)?]),
             other => return Err(Kind::Operand.raise(format!("norms: are {other}; 2 or 4 are needed"))),
         };
-        let token = Token {
-            x: row("x", &x)?,
+        let rows = x.shape.iter().rev().skip(1).product();
+        let tokens = Tokens {
+            x: matrix("x", &x, rows)?,
             norms: [row_of(0)?, row_of(1)?],
             head_norms,
-            rotation: [row("cos", &cos)?, row("sin", &sin)?],
+            rotation: [matrix("cos", &cos, rows)?, matrix("sin", &sin, rows)?],
             scale,
             cache: [output("keys", &mut keys)?, output("values", &mut values)?],
             room,
@@ -204,7 +214,7 @@ impl DecoderLayer {
             out: output("out", &mut out)?,
         };
         let mut normed = normed.as_mut().map(|normed| output("normed", normed)).transpose()?;
-        let shape = self.shape(py, token.x.float_type());
+        let shape = self.shape(py, tokens.x.float_type(), rows);
         let arrays = self.linears.iter().filter_map(|linear| match linear {
             LayerWeights::Packed(_) => None,
             LayerWeights::Floats(linear) => Some(Array::on_cpu("w", linear.get().weight.bind(py))),
@@ -227,7 +237,7 @@ impl DecoderLayer {
         let weights = linears.chain(mlp).collect::<PyResult<Vec<_>>>()?;
         runners::run(py, shape, &Target::default(), |runners| {
             let Runners { layer, products } = runners;
-            layer.run(token, |part, a: &AOperand<'_>, c: OutputMut<'_>| {
+            layer.run(tokens, |part, a: &AOperand<'_>, c: OutputMut<'_>| {
                 let at = part as usize;
                 match &mut products[at] {
                     Some(product) => product.run(a, &weights[at], (c, false)).map(drop),
@@ -301,31 +311,39 @@ fn packed<'a>(mlp: &'a Py<Mlp>, py: Python<'a>) -> &'a Packed {
 }
 
 impl DecoderLayer {
-    fn shape(&self, py: Python<'_>, float: FloatType) -> Shape {
-        let call = LayerCall::new(1, float.into(), float.into());
-        let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.product(py, &call)));
+    fn shape(&self, py: Python<'_>, float: FloatType, rows: usize) -> Shape {
+        let call = LayerCall::new(rows, float.into(), float.into());
+        let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.product(py, &call, rows)));
         let mlp = self.mlp.as_ref().map(|mlp| {
-            let call =
-                mlp.bind(py).as_super().get().facts.call(1, float.into(), float.into(), [QuantizeA::No; 2]);
+            let call = mlp.bind(py).as_super().get().facts.call(
+                rows,
+                float.into(),
+                float.into(),
+                [QuantizeA::No; 2],
+            );
             Product::Packed(packed(mlp, py).layer.shape.describe(&call))
         });
         let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
-        Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, products: [q, k, v, o, mlp] }
+        Shape {
+            layer: LayerDesc { float, hidden, heads, kv_heads, head_dim, rows },
+            products: [q, k, v, o, mlp],
+        }
     }
 }
 
-/// All elements of an array of floats as one row.
-fn row<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
-    fn of<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
+/// All elements of an array of floats as so many rows.
+fn matrix<'a>(name: &str, array: &'a Array<'_>, rows: usize) -> PyResult<FloatMatrix<'a>> {
+    fn of<'a, T: Copy>(name: &str, array: &'a Array<'_>, rows: usize) -> PyResult<Matrix<'a, T>> {
+        let cols = array.len() / rows.max(1);
         match array.as_slice::<T>() {
-            Some(row) => Matrix::new(name, 1, row.len(), row),
-            None => Matrix::new(name, 1, array.len(), array.gather::<T>(name)?),
+            Some(values) => Matrix::new(name, rows, cols, values),
+            None => Matrix::new(name, rows, cols, array.gather::<T>(name)?),
         }
         .map_err(facade)
     }
     Ok(match array.float_type(name)? {
-        FloatType::F32 => FloatMatrix::F32(of(name, array)?),
-        FloatType::F16 => FloatMatrix::F16(of::<f16>(name, array)?),
-        FloatType::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array)?),
+        FloatType::F32 => FloatMatrix::F32(of(name, array, rows)?),
+        FloatType::F16 => FloatMatrix::F16(of::<f16>(name, array, rows)?),
+        FloatType::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array, rows)?),
     })
 }

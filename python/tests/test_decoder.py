@@ -33,14 +33,14 @@ def qwen3():
 @pytest.fixture
 def calls(monkeypatch):
     """What the call said of each layer and token: whether it computed it."""
-    seen, token = [], decoder._token
+    seen, token = [], decoder._tokens
 
     def watched(*args, **kwargs):
         out = token(*args, **kwargs)
         seen.append(out is not None)
         return out
 
-    monkeypatch.setattr(decoder, "_token", watched)
+    monkeypatch.setattr(decoder, "_tokens", watched)
     return seen
 
 
@@ -69,7 +69,7 @@ def patched(directories):
 
 
 def by_modules(monkeypatch):
-    monkeypatch.setattr(decoder, "_token", lambda layer, x, **arguments: None)
+    monkeypatch.setattr(decoder, "_tokens", lambda layer, x, **arguments: None)
 
 
 def decode(model, ids=IDS, prompt=9, cache=None, **more):
@@ -380,7 +380,28 @@ def wide():
     return llama(head_dim=64)
 
 
+def test_a_prompt_in_one_call_is_that_of_the_modules_close(patched, calls, monkeypatch):
+    model = patched(wide, torch.bfloat16)
+    ours, cache = decode(model)
+    here = model.model.layers[0]._one_call.call.takes_prompts
+    assert calls == [here] * 2 + [True] * 2 * (IDS.shape[1] - 9)
+    # Keys and values of the prompt are the modules' own but for rounding, and so is what follows from them.
+    by_modules(monkeypatch)
+    theirs, want = decode(model)
+    assert (ours - theirs).abs().max() < 0.15 * theirs.abs().max()
+    for ours, theirs in zip(cache.layers, want.layers):
+        assert ours.keys.shape == theirs.keys.shape == (1, 2, IDS.shape[1], 64)
+        assert (ours.keys - theirs.keys).abs().max() < 0.15 * theirs.keys.abs().max()
+    with torch.no_grad():
+        calls.clear()
+        model(IDS, use_cache=False)
+        model(IDS.repeat(2, 1))
+    model(IDS)
+    assert not any(calls)
+
+
 def test_a_prompt_attends_as_with_transformers_close(patched, monkeypatch):
+    by_modules(monkeypatch)
     model, seen = patched(wide, torch.bfloat16), []
     attend = _attention.attend_prompt
 

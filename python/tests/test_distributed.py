@@ -272,6 +272,7 @@ def what_differs(group, rank, world, path):
         "register": lambda: hf.register(group="x"),
         "outside": lambda: nn.patch_model(model, mine("one"), group=outside),
         "mlp": lambda: nn.NVFP4GatedMLP.from_checkpoint(mine("one"), 1, group=outside),
+        "mlps": lambda: nn.patch_mlp(torch.nn.Linear(2, 2) if rank else model, mine("one"), down="checkpoint", group=group),
     }
     said = {}
     for what, attempt in attempts.items():
@@ -314,4 +315,6 @@ def test_ranks_whose_models_or_files_differ_are_told_where(tmp_path):
             assert one[what].startswith("TypeError: group: is 'x', a str; a process group of torch.distributed is needed")
         for what in ("outside", "mlp"):
             assert one[what].startswith("OperandError: group: this process is not in it")
+        of_one = "rank 1 of 2 has no part: " if rank == 0 else ""
+        assert one["mlps"] == f"OperandError: {of_one}Linear: no module has gate_proj, up_proj and down_proj"
         assert one["packed"] == 0

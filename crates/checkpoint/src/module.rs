@@ -136,6 +136,11 @@ impl Place {
         if parts.iter().any(|p| p.contains("attn") || *p == "attention") {
             return None;
         }
+        // A number that counts no layers and no experts, as -1 or 2⁶⁴, would be taken for a name, and its layer for 0.
+        let digits = |p: &str| p.strip_prefix('-').unwrap_or(p).bytes().all(|byte| byte.is_ascii_digit());
+        if parts.iter().any(|p| digits(p) && p.parse::<usize>().is_err()) {
+            return None;
+        }
         let number = |i: usize| parts.get(i).and_then(|p| p.parse::<usize>().ok());
         let experts = parts.iter().rposition(|p| ROUTED.contains(p));
         let expert_at = experts.map(|i| i + 1).filter(|&i| number(i).is_some());
@@ -324,6 +329,14 @@ fn group(files: &TensorFiles, convention: &Convention) -> (BTreeMap<String, Modu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_count_no_layer_are_no_place() {
+        for layer in ["-1", "18446744073709551616"] {
+            assert!(Place::parse(&format!("model.layers.{layer}.mlp.gate_proj")).is_none());
+            assert!(Place::parse(&format!("model.layers.0.mlp.experts.{layer}.gate_proj")).is_none());
+        }
+    }
 
     #[test]
     fn names_of_every_style_are_placed() {

@@ -15,7 +15,7 @@
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 //! | [`float_linear`] | [`FloatLinear`]: linear layers with weights that stay floats |
 //! | `attention` | a prompt's causal attention in bf16 |
-//! | [`token`] | [`TokenLayer`]: a decoder layer's norms, rotation and attention, for one token |
+//! | [`token`] | [`TokenLayer`]: a decoder layer's norms, rotation and attention, for one token or a prompt |
 
 #![warn(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 

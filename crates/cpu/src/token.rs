@@ -1,5 +1,5 @@
-//! One token through a decoder layer of the Llama kind: all that the layer computes beside its matrix products, which the caller
-//! makes.
+//! One token through a decoder layer of the Llama kind, or a whole prompt: all that the layer computes beside its matrix products,
+//! which the caller makes.
 //!
 //! ```text
 //! q, k, v = products(norm(x))            q and k normed by head in some families, then rotated
@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Each step rounds its result to the type of x, as torch does with the same steps, so that a layer gives the same bits but for
-//! the order of the sums in norms and attention. Attention is f32 inside: see `attention`.
+//! the order of the sums in norms and attention. Attention is f32 inside: see `attention`; that of a prompt is
+//! [`causal`](crate::attention::causal).
 
 mod attention;
 
@@ -20,6 +21,7 @@ use half::{bf16, f16};
 use crate::aligned::Aligned;
 use crate::float_linear::Element;
 use crate::isa::{Available, InstructionSet, Work};
+use crate::threads::{self, SharedSlice};
 use crate::{CpuOptions, Error, Isa, vmath};
 
 /// A product that a layer needs.
@@ -50,6 +52,19 @@ pub struct LayerDesc {
     pub kv_heads: usize,
     /// Features of a head: a multiple of 16 up to [`MAX_HEAD_DIM`](Self::MAX_HEAD_DIM).
     pub head_dim: usize,
+    /// Tokens of a call: 1, or those of a prompt where [`takes_prompts`] says so.
+    pub rows: usize,
+}
+
+/// Whether layers of this type and these features of a head take more than one token, on this machine.
+pub fn takes_prompts(float: FloatType, head_dim: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return float == FloatType::Bf16 && crate::attention::is_available(head_dim);
+    #[cfg(not(target_arch = "x86_64"))]
+    return {
+        let _ = (float, head_dim);
+        false
+    };
 }
 
 impl LayerDesc {
@@ -57,7 +72,7 @@ impl LayerDesc {
     pub const MAX_HEAD_DIM: usize = 512;
 
     fn check(&self) -> Result<(), Error> {
-        let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
+        let Self { float, hidden, heads, kv_heads, head_dim, rows } = *self;
         let fault = |what, found: String, expected: &str| {
             Err(Error::NotPlanned { what, found, expected: expected.into() })
         };
@@ -67,6 +82,10 @@ impl LayerDesc {
         if hidden == 0 || kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
             let found = format!("{hidden} features, {heads} heads and {kv_heads} heads of keys");
             return fault("the layer", found, "at least one of each, and heads that share keys evenly");
+        }
+        if rows != 1 && (rows == 0 || !takes_prompts(float, head_dim)) {
+            let expected = "1; more of bf16 alone, by kernels of avx512bf16, with a head_dim of multiples of 32 up to 256";
+            return fault("the number of tokens", rows.to_string(), expected);
         }
         Ok(())
     }
@@ -81,26 +100,26 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-/// The operands of one token. Vectors are matrices of one row.
+/// The operands of a call. Vectors are matrices of one row.
 #[derive(Debug)]
-pub struct Token<'a> {
-    /// What enters the layer.
+pub struct Tokens<'a> {
+    /// What enters the layer, a row for each token.
     pub x: FloatMatrix<'a>,
     /// Before attention, and before the MLP.
     pub norms: [Norm<'a>; 2],
     /// Of each head's query and key, in families that have them.
     pub head_norms: Option<[Norm<'a>; 2]>,
-    /// Cosines and sines of the token's position, for all features of a head; the second half repeats the first.
+    /// Cosines and sines of each token's position, for all features of a head; the second half repeats the first.
     pub rotation: [FloatMatrix<'a>; 2],
     /// The factor of products of queries and keys.
     pub scale: f32,
-    /// Keys and values of the tokens before, `[kv_heads, room, head_dim]`. The token's own follow the first `len`.
+    /// Keys and values of the tokens before, `[kv_heads, room, head_dim]`. The tokens' own follow the first `len`.
     pub cache: [OutputMut<'a>; 2],
     /// Tokens that the cache has room for.
     pub room: usize,
-    /// Tokens before, fewer than that.
+    /// Tokens before; a prompt has none.
     pub len: usize,
-    /// What leaves the layer.
+    /// What leaves the layer, as x.
     pub out: OutputMut<'a>,
 }
 
@@ -122,88 +141,171 @@ impl TokenLayer {
         desc.check()?;
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?.checked()?;
         let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
-        let room = Aligned::zeroed(2 * desc.hidden + 2 * (desc.heads + desc.kv_heads) * desc.head_dim);
+        let of_token = 2 * desc.hidden + 2 * (desc.heads + desc.kv_heads) * desc.head_dim;
+        let room = Aligned::zeroed(desc.rows * of_token);
         Ok(Self { desc: *desc, isa, threads, room })
     }
 
-    /// Computes the token, adds its key and value to the cache and writes `out`. `product` computes the layer's products of a row.
+    /// Computes the tokens, adds their keys and values to the cache and writes `out`. `product` computes the layer's products, of a
+    /// row for each token.
     ///
     /// # Errors
     /// If an operand has another type or shape than the layer, and what `product` returns. The cache's first `len` tokens are as
     /// they were.
     pub fn run<E: From<Error>>(
         &mut self,
-        token: Token<'_>,
+        tokens: Tokens<'_>,
         product: impl FnMut(Part, &AOperand<'_>, OutputMut<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         match self.desc.float {
-            FloatType::F32 => self.run_as::<f32, E>(token, product),
-            FloatType::F16 => self.run_as::<f16, E>(token, product),
-            FloatType::Bf16 => self.run_as::<bf16, E>(token, product),
+            FloatType::F32 => self.run_as::<f32, E>(tokens, product),
+            FloatType::F16 => self.run_as::<f16, E>(tokens, product),
+            FloatType::Bf16 => self.run_as::<bf16, E>(tokens, product),
         }
     }
 
     fn run_as<T: Float, E: From<Error>>(
         &mut self,
-        token: Token<'_>,
+        mut tokens: Tokens<'_>,
         mut product: impl FnMut(Part, &AOperand<'_>, OutputMut<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let LayerDesc { hidden, heads, kv_heads, head_dim, .. } = self.desc;
+        let LayerDesc { hidden, heads, kv_heads, head_dim, rows, .. } = self.desc;
         let (isa, of_queries, of_keys) = (self.isa, heads * head_dim, kv_heads * head_dim);
-        let x = row::<T>("x", &token.x, hidden)?;
-        let [first, second] = &token.norms;
-        let before_attention = norm("the norm before attention", first, hidden)?;
-        let before_mlp = norm("the norm before the MLP", second, hidden)?;
-        let of_query =
-            token.head_norms.as_ref().map(|norms| norm("the norm of queries", &norms[0], head_dim));
-        let of_key = token.head_norms.as_ref().map(|norms| norm("the norm of keys", &norms[1], head_dim));
-        let head_norms = [of_query.transpose()?, of_key.transpose()?];
-        let [cos, sin] = &token.rotation;
-        let (cos, sin) = (row::<T>("cos", cos, head_dim)?, row::<T>("sin", sin, head_dim)?);
-        let ([mut keys, mut values], mut out, room) = (token.cache, token.out, token.room);
-        if token.len >= room {
-            let (what, found) = ("the number of tokens before", token.len.to_string());
-            return Err(Error::NotPlanned {
-                what,
-                found,
-                expected: format!("less than the room for {room}"),
-            }
-            .into());
-        }
-        let keys = output::<T>("the keys", &mut keys, of_keys * room)?;
-        let values = output::<T>("the values", &mut values, of_keys * room)?;
-        let out = output::<T>("out", &mut out, hidden)?;
+        // One token's norms take less time than a thread takes to wake.
+        let threads = if rows == 1 { 1 } else { self.threads };
+        let (room, len, scale) = (tokens.room, tokens.len, tokens.scale);
+        let Operands { x, norms, head_norms, rotation: [cos, sin], keys, values, out } =
+            Operands::<T>::of(&self.desc, &mut tokens)?;
 
-        let (normed, rest) = bytemuck::cast_slice_mut::<f32, T>(&mut self.room).split_at_mut(hidden);
-        let (y, rest) = rest.split_at_mut(hidden);
-        let (q, rest) = rest.split_at_mut(of_queries);
-        let (attended, rest) = rest.split_at_mut(of_queries);
-        let (k, rest) = rest.split_at_mut(of_keys);
-        let v = &mut rest[..of_keys];
+        let (normed, rest) = bytemuck::cast_slice_mut::<f32, T>(&mut self.room).split_at_mut(rows * hidden);
+        let (y, rest) = rest.split_at_mut(rows * hidden);
+        let (q, rest) = rest.split_at_mut(rows * of_queries);
+        let (attended, rest) = rest.split_at_mut(rows * of_queries);
+        let (k, rest) = rest.split_at_mut(rows * of_keys);
+        let v = &mut rest[..rows * of_keys];
 
-        normed.copy_from_slice(x);
-        isa.dispatch(Rms { x: &mut *normed, norm: before_attention });
-        let a = operand(normed)?;
+        threads::for_each_part(threads, normed, hidden, |row, normed| {
+            normed.copy_from_slice(x.row(row));
+            isa.dispatch(Rms { x: normed, norm: norms[0] });
+        });
+        let a = operand(normed, rows)?;
         product(Part::Query, &a, T::into_output(q))?;
         product(Part::Key, &a, T::into_output(k))?;
         product(Part::Value, &a, T::into_output(v))?;
-        for (of_heads, norm) in [&mut *q, &mut *k].into_iter().zip(head_norms) {
-            isa.dispatch(Position { heads: of_heads, norm, cos, sin });
-        }
+        let of_row = SharedSlice::new(k);
+        threads::for_each_part(threads, q, of_queries, |row, q| {
+            // SAFETY: each row is handed out once.
+            let k = unsafe { of_row.part(row * of_keys, of_keys) };
+            for (heads, norm) in [q, k].into_iter().zip(head_norms) {
+                isa.dispatch(Position { heads, norm, cos: cos.row(row), sin: sin.row(row) });
+            }
+        });
         for (cache, new) in [(&mut *keys, &*k), (&mut *values, &*v)] {
-            let of_heads = cache.chunks_exact_mut(room * head_dim).zip(new.chunks_exact(head_dim));
-            of_heads.for_each(|(cache, new)| cache[token.len * head_dim..][..head_dim].copy_from_slice(new));
+            threads::for_each_part(threads, cache, room * head_dim, |head, cache| {
+                let of_tokens =
+                    cache[len * head_dim..].chunks_exact_mut(head_dim).zip(new.chunks_exact(of_keys));
+                of_tokens.for_each(|(to, new)| to.copy_from_slice(&new[head * head_dim..][..head_dim]));
+            });
         }
-        let cached = attention::Cached { keys, values, room, len: token.len + 1, head_dim };
-        cached.attend(isa, self.threads, q, token.scale, attended);
-        product(Part::Output, &operand(attended)?, T::into_output(y))?;
-        out.copy_from_slice(x);
-        isa.dispatch(Add { to: &mut *out, y: &*y });
-        normed.copy_from_slice(out);
-        isa.dispatch(Rms { x: &mut *normed, norm: before_mlp });
-        product(Part::Mlp, &operand(normed)?, T::into_output(y))?;
-        isa.dispatch(Add { to: out, y });
+        if rows == 1 {
+            let cached = attention::Cached { keys, values, room, len: len + 1, head_dim };
+            cached.attend(isa, self.threads, q, scale, attended);
+        } else {
+            prompt(&self.desc, self.threads, [q, keys, values], room, scale, attended)?;
+        }
+        product(Part::Output, &operand(attended, rows)?, T::into_output(y))?;
+        let of_row = SharedSlice::new(normed);
+        threads::for_each_part(threads, out, hidden, |row, out| {
+            // SAFETY: as above.
+            let normed = unsafe { of_row.part(row * hidden, hidden) };
+            out.copy_from_slice(x.row(row));
+            isa.dispatch(Add { to: &mut *out, y: &y[row * hidden..][..hidden] });
+            normed.copy_from_slice(out);
+            isa.dispatch(Rms { x: normed, norm: norms[1] });
+        });
+        product(Part::Mlp, &operand(normed, rows)?, T::into_output(y))?;
+        threads::for_each_part(threads, out, hidden, |row, out| {
+            isa.dispatch(Add { to: out, y: &y[row * hidden..][..hidden] });
+        });
         Ok(())
+    }
+}
+
+/// Attention of a prompt, from queries `[rows, heads, head_dim]` and the cache to the same.
+fn prompt<T: Float>(
+    desc: &LayerDesc,
+    threads: usize,
+    [q, keys, values]: [&[T]; 3],
+    room: usize,
+    scale: f32,
+    out: &mut [T],
+) -> Result<(), Error> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use crate::attention::{Heads, causal};
+
+        let LayerDesc { heads, kv_heads, head_dim, rows, .. } = *desc;
+        // Layers of other types take no prompts.
+        let (q, out) = (bytemuck::cast_slice(q), bytemuck::cast_slice_mut(out));
+        let q = Heads { elements: q, heads, head_stride: head_dim, row_stride: heads * head_dim };
+        let [k, v] = [keys, values].map(|cache| Heads {
+            elements: bytemuck::cast_slice(cache),
+            heads: kv_heads,
+            head_stride: room * head_dim,
+            row_stride: head_dim,
+        });
+        causal([q, k, v], rows, head_dim, scale, out, threads)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (threads, q, keys, values, room, scale, out);
+        desc.check()
+    }
+}
+
+/// What a call reads and writes, of the type and shape that the layer has.
+struct Operands<'a, T: Clone> {
+    x: &'a Matrix<'a, T>,
+    norms: [Weights<'a, T>; 2],
+    head_norms: [Option<Weights<'a, T>>; 2],
+    rotation: [&'a Matrix<'a, T>; 2],
+    keys: &'a mut [T],
+    values: &'a mut [T],
+    out: &'a mut [T],
+}
+
+impl<'a, T: Float> Operands<'a, T> {
+    fn of(desc: &LayerDesc, tokens: &'a mut Tokens<'_>) -> Result<Self, Error> {
+        let LayerDesc { hidden, kv_heads, head_dim, rows, .. } = *desc;
+        let [first, second] = &tokens.norms;
+        let of_heads = |what, at: usize| {
+            tokens.head_norms.as_ref().map(|norms| norm(what, &norms[at], head_dim)).transpose()
+        };
+        let fits = if rows == 1 { tokens.len < tokens.room } else { tokens.len == 0 && rows <= tokens.room };
+        if !fits {
+            let expected = if rows == 1 { "less than" } else { "0 before a prompt, and" };
+            return Err(Error::NotPlanned {
+                what: "the number of tokens before",
+                found: tokens.len.to_string(),
+                expected: format!("{expected} the room for {}", tokens.room),
+            });
+        }
+        let (in_cache, [keys, values]) = (kv_heads * head_dim * tokens.room, &mut tokens.cache);
+        Ok(Self {
+            x: matrix("x", &tokens.x, rows, hidden)?,
+            norms: [
+                norm("the norm before attention", first, hidden)?,
+                norm("the norm before the MLP", second, hidden)?,
+            ],
+            head_norms: [of_heads("the norm of queries", 0)?, of_heads("the norm of keys", 1)?],
+            rotation: [
+                matrix("cos", &tokens.rotation[0], rows, head_dim)?,
+                matrix("sin", &tokens.rotation[1], rows, head_dim)?,
+            ],
+            keys: output("the keys", keys, in_cache)?,
+            values: output("the values", values, in_cache)?,
+            out: output("out", &mut tokens.out, rows * hidden)?,
+        })
     }
 }
 
@@ -214,7 +316,7 @@ trait Float: Element + Send + Sync {
     fn narrow(x: f32) -> Self;
     fn widen(self) -> f32;
     fn matrix<'m>(matrix: &'m FloatMatrix<'_>) -> Option<&'m Matrix<'m, Self>>;
-    fn from_row(row: &[Self]) -> Result<FloatMatrix<'_>, dualgemm_formats::Error>;
+    fn from_rows(values: &[Self], rows: usize) -> Result<FloatMatrix<'_>, dualgemm_formats::Error>;
     fn output<'o>(output: &'o mut OutputMut<'_>) -> Option<&'o mut [Self]>;
     fn into_output(row: &mut [Self]) -> OutputMut<'_>;
 
@@ -245,8 +347,8 @@ macro_rules! floats {
                 if let FloatMatrix::$variant(matrix) = matrix { Some(matrix) } else { None }
             }
 
-            fn from_row(row: &[Self]) -> Result<FloatMatrix<'_>, dualgemm_formats::Error> {
-                Ok(FloatMatrix::$variant(Matrix::new("a row", 1, row.len(), row)?))
+            fn from_rows(values: &[Self], rows: usize) -> Result<FloatMatrix<'_>, dualgemm_formats::Error> {
+                Ok(FloatMatrix::$variant(Matrix::new("tokens", rows, values.len() / rows, values)?))
             }
 
             fn output<'o>(output: &'o mut OutputMut<'_>) -> Option<&'o mut [Self]> {
@@ -265,12 +367,17 @@ floats! {
     bf16 Bf16: |x| bf16::from_bits(vmath::bf16_bits(x)), |y| f32::from_bits(u32::from(y.to_bits()) << 16);
 }
 
-fn row<'m, T: Float>(what: &'static str, matrix: &'m FloatMatrix<'_>, len: usize) -> Result<&'m [T], Error> {
+fn matrix<'m, T: Float>(
+    what: &'static str,
+    matrix: &'m FloatMatrix<'_>,
+    rows: usize,
+    cols: usize,
+) -> Result<&'m Matrix<'m, T>, Error> {
     match T::matrix(matrix) {
-        Some(found) if (found.rows(), found.cols()) == (1, len) => Ok(found.row(0)),
+        Some(found) if (found.rows(), found.cols()) == (rows, cols) => Ok(found),
         _ => {
             let found = format!("[{}, {}] of {:?}", matrix.rows(), matrix.cols(), matrix.float_type());
-            Err(Error::NotPlanned { what, found, expected: format!("[1, {len}] of {}", T::NAME) })
+            Err(Error::NotPlanned { what, found, expected: format!("[{rows}, {cols}] of {}", T::NAME) })
         }
     }
 }
@@ -279,7 +386,7 @@ fn row<'m, T: Float>(what: &'static str, matrix: &'m FloatMatrix<'_>, len: usize
 type Weights<'a, T> = (&'a [T], f32);
 
 fn norm<'m, T: Float>(what: &'static str, norm: &'m Norm<'_>, len: usize) -> Result<Weights<'m, T>, Error> {
-    Ok((row(what, &norm.weight, len)?, norm.eps))
+    Ok((matrix(what, &norm.weight, 1, len)?.row(0), norm.eps))
 }
 
 fn output<'o, T: Float>(
@@ -292,8 +399,8 @@ fn output<'o, T: Float>(
     if found.len() == len { Ok(found) } else { Err(fault(format!("{} values", found.len()))) }
 }
 
-fn operand<T: Float>(row: &[T]) -> Result<AOperand<'_>, Error> {
-    Ok(AOperand::Float(T::from_row(row)?))
+fn operand<T: Float>(values: &[T], rows: usize) -> Result<AOperand<'_>, Error> {
+    Ok(AOperand::Float(T::from_rows(values, rows)?))
 }
 
 /// Norms a vector.

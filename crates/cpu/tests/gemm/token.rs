@@ -1,6 +1,6 @@
 //! A decoder layer's token: norms, rotation and attention, against the definition in f64.
 
-use dualgemm_cpu::token::{LayerDesc, Norm, Part, Token, TokenLayer};
+use dualgemm_cpu::token::{LayerDesc, Norm, Part, TokenLayer, Tokens, takes_prompts};
 use dualgemm_cpu::{Error, Isa};
 use dualgemm_formats::FloatType;
 
@@ -82,7 +82,14 @@ fn write(out: OutputMut<'_>, of: impl Fn(usize) -> f32) {
 
 fn product(part: Part, a: &AOperand<'_>, out: OutputMut<'_>) -> Result<(), Error> {
     let AOperand::Float(a) = a else { unreachable!("activations are floats") };
-    write(out, |i| a.value(0, source(part, i, a.cols())));
+    let len = match &out {
+        OutputMut::F32(out) => out.len(),
+        OutputMut::F16(out) => out.len(),
+        OutputMut::Bf16(out) => out.len(),
+        OutputMut::Nvfp4 { .. } => unreachable!("products are floats"),
+    };
+    let of_row = len / a.rows();
+    write(out, |i| a.value(i / of_row, source(part, i % of_row, a.cols())));
     Ok(())
 }
 
@@ -130,9 +137,9 @@ fn check(float: FloatType, options: CpuOptions, shape: [usize; 4], with_head_nor
     let mut out = Memory::new(float, &[f32::NAN; HIDDEN]);
     let norm_of = |at: usize| Norm { weight: weights[at].clone(), eps: EPS };
     let scale = (head_dim as f32).powf(-0.5);
-    let desc = LayerDesc { float, hidden: HIDDEN, heads, kv_heads, head_dim };
+    let desc = LayerDesc { float, hidden: HIDDEN, heads, kv_heads, head_dim, rows: 1 };
     let [keys, values_] = &mut cache;
-    let token = Token {
+    let token = Tokens {
         x: x.clone(),
         norms: [norm_of(0), norm_of(1)],
         head_norms: with_head_norms.then(|| [norm_of(2), norm_of(3)]),
@@ -209,15 +216,17 @@ fn a_token_is_the_definition_close() {
 
 #[test]
 fn what_does_not_fit_is_named() {
-    let desc = LayerDesc { float: FloatType::F32, hidden: 8, heads: 4, kv_heads: 2, head_dim: 16 };
+    let desc = LayerDesc { float: FloatType::F32, hidden: 8, heads: 4, kv_heads: 2, head_dim: 16, rows: 1 };
     let fault = |desc| TokenLayer::new(&desc, CpuOptions::default()).unwrap_err().to_string();
     assert!(fault(LayerDesc { head_dim: 24, ..desc }).starts_with("head_dim is 24;"));
     assert!(fault(LayerDesc { head_dim: 528, ..desc }).contains("multiples of 16 up to 512"));
+    assert!(fault(LayerDesc { rows: 0, ..desc }).starts_with("the number of tokens is 0;"));
+    assert!(fault(LayerDesc { rows: 2, ..desc }).contains("more of bf16 alone, by kernels of avx512bf16"));
     assert!(fault(LayerDesc { kv_heads: 3, ..desc }).contains("4 heads and 3 heads of keys"));
     let run = |x: usize, float, room: usize, len| {
         let norm = || Norm { weight: typed(FloatType::F32, &[1.0; 8]), eps: EPS };
         let (mut keys, mut values) = (vec![0.0; 2 * 16 * 3], vec![0.0; 2 * 16 * 3]);
-        let token = Token {
+        let token = Tokens {
             x: typed(float, &vec![1.0; x]),
             norms: [norm(), norm()],
             head_norms: None,
@@ -243,4 +252,59 @@ fn what_does_not_fit_is_named() {
             .unwrap_err()
             .contains("the keys is 96 values; the plan was made for 128")
     );
+}
+
+#[test]
+fn a_prompt_is_its_tokens_one_by_one_close() {
+    let float = FloatType::Bf16;
+    for [heads, kv_heads, head_dim, rows] in [[4, 2, 32, 2], [9, 3, 64, 70], [2, 1, 256, 33]] {
+        if !takes_prompts(float, head_dim) {
+            eprintln!("skipped: this processor has no kernels of avx512bf16");
+            return;
+        }
+        let (mut random, room) = (Random(rows as u64), rows + 3);
+        let mut row = |len: usize| typed(float, &random.floats(len));
+        let weights = [row(HIDDEN), row(HIDDEN), row(head_dim), row(head_dim)];
+        let [x, cos, sin] = [HIDDEN, head_dim, head_dim].map(|len| random.floats(rows * len));
+        let some = |values: &[f32], first: usize, count: usize| {
+            let len = values.len() / rows;
+            let values = values[first * len..][..count * len].iter().map(|&x| bf16::from_f32(x));
+            FloatMatrix::Bf16(Matrix::new("v", count, len, values.collect::<Vec<_>>()).unwrap())
+        };
+        // So many tokens at a time, and what the cache holds after the last one.
+        let run = |count: usize, threads| {
+            let (mut out, of_cache) =
+                (Memory::new(float, &vec![f32::NAN; rows * HIDDEN]), kv_heads * room * head_dim);
+            let mut cache = [0; 2].map(|_| Memory::new(float, &vec![0.5; of_cache]));
+            let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+            let desc = LayerDesc { float, hidden: HIDDEN, heads, kv_heads, head_dim, rows: count };
+            let mut layer = TokenLayer::new(&desc, options).unwrap();
+            for first in (0..rows).step_by(count) {
+                let norm_of = |at: usize| Norm { weight: weights[at].clone(), eps: EPS };
+                let OutputMut::Bf16(out) = out.output() else { unreachable!("as it was made") };
+                let [keys, values] = &mut cache;
+                let tokens = Tokens {
+                    x: some(&x, first, count),
+                    norms: [norm_of(0), norm_of(1)],
+                    head_norms: Some([norm_of(2), norm_of(3)]),
+                    rotation: [some(&cos, first, count), some(&sin, first, count)],
+                    scale: (head_dim as f32).powf(-0.5),
+                    cache: [keys.output(), values.output()],
+                    room,
+                    len: first,
+                    out: OutputMut::Bf16(&mut out[first * HIDDEN..][..count * HIDDEN]),
+                };
+                layer.run(tokens, product).unwrap();
+            }
+            (out.values(), cache.each_ref().map(Memory::values))
+        };
+        let (got, cache) = run(rows, 1);
+        assert_eq!((&got, &cache), (&run(rows, 3).0, &run(rows, 3).1));
+        let (want, want_cache) = run(1, 1);
+        // Neither rounds more than the other but for a prompt's weights.
+        assert_eq!(cache, want_cache);
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert!((got - want).abs() <= 8.0 * 4e-3, "{rows} x {head_dim} at {i}: {got}, {want}");
+        }
+    }
 }
