@@ -52,7 +52,7 @@ pub struct Layout {
     /// "Chunk is there" barriers, `[warps][chunks]`.
     pub full: SmemRegion,
     /// Of groups: which one the CTA's rows belong to, the first of them, and the end of the group's. Of choices: which one, and from
-    /// byte [`LIST`] on each row's choice.
+    /// byte 16 on each row's choice.
     pub found: Option<SmemRegion>,
 }
 

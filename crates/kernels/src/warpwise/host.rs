@@ -54,7 +54,9 @@ impl Tile for Config {
         // Where each CTA can have a multiprocessor to itself, two must not come to lie on one, which would take twice as long:
         // they do behind a kernel that leaves some multiprocessors before others (measured: 41 instead of 34 µs for an MLP).
         let alone = grid[0].saturating_mul(grid[1]) <= kernel.device.info().sm_count;
-        let first = self.chunks_before_a(alone, variant.codes.is_some());
+        // The second product on choices has an A when the first has ended: what there is room for is there by then.
+        let late = args.choices.is_some() && args.settled;
+        let first = if late { self.chunks } else { self.chunks_before_a(alone, variant.codes.is_some()) };
         let list = args.sizes(list, k).u32(first);
         let list = if args.groups.is_some() { list.u32(args.settled.into()) } else { list };
         let list = args.choices.map_or(list.clone(), |per_row| list.u32(per_row as u32));
