@@ -217,7 +217,7 @@ impl Fused<'_> {
         let before = k.eval(first / stage);
         let nothing = k.mov::<U32>(0u32);
         self.pass_stages(k, consumer, nothing, before);
-        k.to(parity).eval(before / stages & 1);
+        k.to(parity).eval((before / stages) & 1);
         let any = k.compare(Cmp::Gt, count, 0u32);
         k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, stage, count, acc));
         k.if_(common, "common", |k| {
@@ -235,7 +235,7 @@ impl Fused<'_> {
 
     /// Gives back the stages from `from`, a whole number of turns, to `to`, once they are full.
     fn pass_stages(&self, k: &mut Kernel, consumer: &Consumer, from: Reg<U32>, to: Reg<U32>) {
-        let turn = k.eval(from / self.config.stages & 1);
+        let turn = k.eval((from / self.config.stages) & 1);
         let at = self.ring.start(k, false);
         k.assign(at.phase, turn);
         k.for_range("passed_by", from, to, 1, |k, _, _| {
