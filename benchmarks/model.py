@@ -10,6 +10,7 @@ model that everything here starts from.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import pathlib
@@ -47,8 +48,11 @@ def make(args):
     bf16 = args.dir / "bf16"
     model.save_pretrained(bf16)
     tokenizer.save_pretrained(bf16)
+    # Input scales, for activations in 4 bits; the weights are the same without.
+    calibration = dualgemm.calibrate(load(bf16, torch.bfloat16), [tokenizer(TEXT, return_tensors="pt").input_ids])
     for producer in CONVENTIONS:
-        report = dualgemm.quantize_model(bf16, args.dir / producer, producer=producer, search=args.search)
+        how = {"producer": producer, "search": args.search, "calibration": calibration}
+        report = dualgemm.quantize_model(bf16, args.dir / producer, **how)
         print(f"{producer}: {len(report['tensors'])} tensors in 4 bits")
         tokenizer.save_pretrained(args.dir / producer)
     dualgemm.convert(args.dir / "modelopt", args.dir / "nvfp4.gguf", to="gguf")
@@ -66,12 +70,12 @@ def load(path, dtype, threads=None):
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
 
 
-def patched(directory, convention, dtype):
+def patched(directory, convention, dtype, quantize_a=None):
     """The model with the layers of a checkpoint."""
     from dualgemm.nn import patch_model
 
     model = load(directory / "bf16", dtype)
-    patch_model(model, directory / convention)
+    patch_model(model, directory / convention, quantize_a=quantize_a)
     return model
 
 
@@ -113,6 +117,10 @@ def check(args):
         for name, make_one, dtype in (
             ("dualgemm f32", patched, torch.float32),
             ("dualgemm bf16", patched, torch.bfloat16),
+            *(
+                (f"dualgemm bf16, {how} activations in 4 bits", functools.partial(patched, quantize_a=how), torch.bfloat16)
+                for how in ("static", "dynamic")
+            ),
             ("torch bf16 on dequantized weights", dequantized, torch.bfloat16),
         ):
             greedy, p = answer(make_one(args.dir, convention, dtype))
@@ -189,6 +197,8 @@ def contenders(args, prompt):
         "torch bf16": lambda: Torch(load(args.dir / "bf16", torch.bfloat16), prompt, clock),
         "torch f32": lambda: Torch(load(args.dir / "bf16", torch.float32), prompt, clock),
         "dualgemm bf16": lambda: Torch(patched(args.dir, "modelopt", torch.bfloat16), prompt, clock),
+        "dualgemm W4A4": lambda: Torch(patched(args.dir, "modelopt", torch.bfloat16, "static"), prompt, clock),
+        "dualgemm W4A4 dynamic": lambda: Torch(patched(args.dir, "modelopt", torch.bfloat16, "dynamic"), prompt, clock),
         "dualgemm f32": lambda: Torch(patched(args.dir, "modelopt", torch.float32), prompt, clock),
         "llama.cpp NVFP4": lambda: LlamaCpp(args.dir / "nvfp4.gguf", prompt, args.threads, clock),
         "llama.cpp Q4_1": lambda: LlamaCpp(next(pathlib.Path(q4_1()).glob("*.gguf")), prompt, args.threads, clock),

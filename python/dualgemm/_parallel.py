@@ -13,8 +13,8 @@ def rank_of(group):
 
 
 def together(group, make):
-    """Makes a rank's part of a module, on all ranks of a group at once. What fails on one is an error on all, and so are parts
-    of different modules: else the others would wait for that rank in their first sum, or add what does not belong together."""
+    """Makes a rank's part of a module or a model, on all ranks of a group at once. What fails on one is an error on all, and so
+    are parts of different ones: else the others would wait for that rank in their first sum, or add what does not belong together."""
     if group is None:
         return make()
     module = error = None
@@ -30,10 +30,10 @@ def together(group, make):
         raise error
     for rank, (failed, text) in enumerate(all_said):
         if failed:
-            raise OperandError(f"rank {rank} of {world} has no part of the layer: {text}")
+            raise OperandError(f"rank {rank} of {world} has no part: {text}")
         if text != said:
             own = torch.distributed.get_rank(group)
-            raise OperandError(f"rank {rank} of {world} has {text}, rank {own} has {said}; parts of one layer are needed")
+            raise OperandError(f"rank {rank} of {world} has {text}, rank {own} has {said}; parts of one are needed")
     return module
 
 

@@ -2,21 +2,20 @@
 
 import collections.abc
 import functools
+import hashlib
 import inspect
 import json
-import os
 import re
 import sys
 
 import torch
 
-from . import _dualgemm
-from ._arrays import is_followed
+from ._attention import take_attention
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
-from ._ops import Experts, Linear, Mlp, Weights
-from ._plain import are_plain_experts, is_plain_mlp
-from ._threads import follow
+from ._ops import Linear, Weights
+from ._parallel import together
+from ._plain import are_plain_experts, is_plain_mlp, of_its_own
 from .errors import Error, OperandError, UnsupportedError
 
 #: Children of a gated MLP: gate and up, or both in one, and down.
@@ -24,11 +23,8 @@ GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj
 DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
 #: Layers whose model takes them apart: Mamba's time step, and DeepSeek's indexer.
 READ = {"dt_proj", "weights_proj"}
-#: ``forward`` of a linear layer: torch's, and one that says the same.
-PLAIN = {
-    ("Linear.forward", "torch.nn.modules.linear"),
-    ("FalconLinear.forward", "transformers.models.falcon.modeling_falcon"),
-}
+#: Layers of an attention: what transformers' plans for several GPUs say of one that is parted by heads, and what that is here.
+HEADS = {part: ("colwise", "out") for part in ("q_proj", "k_proj", "v_proj")} | {"o_proj": ("rowwise", "in")}
 #: What follows ffn_gate, ffn_up and ffn_down in GGUF, where all modules of a layer begin with its name.
 GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 
@@ -36,7 +32,7 @@ GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 class PatchReport:
     """What :func:`patch_model` did: ``replaced`` and ``left`` say of modules by name what they are now and why they stayed;
     ``unused`` lists modules of the checkpoint that the model has no place for; ``attention`` is "dualgemm" if transformers'
-    ``sdpa`` is :func:`attend` now, None if that stayed; ``layers`` is how many decoder layers take a token in one call."""
+    ``sdpa`` is :func:`dualgemm._attention.attend` now, None if that stayed; ``layers`` is how many decoder layers take a token in one call."""
 
     def __init__(self):
         self.replaced, self.left, self.unused, self.attention, self.layers = {}, {}, [], None, 0
@@ -57,80 +53,6 @@ class PatchReport:
         if self.layers:
             text += f"; {self.layers} layers take a token in one call"
         return text + ">"
-
-
-def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **more):
-    """transformers' ``sdpa``, but on a processor for one token that needs no mask, whose heads that share keys are rows of one
-    product, and for a prompt in bf16 without a cache before it. Asked to share keys (``enable_gqa``), torch takes five times as
-    long for the one in bf16, and for the other three times as long as :mod:`dualgemm`, where that has instructions for bf16."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    batch, heads, rows, _ = query.shape
-    grouped = heads > key.shape[1] and heads % key.shape[1] == 0
-    plain = attention_mask is None and more.get("softcap") is None and more.get("position_bias") is None
-    if plain and rows > 1 and not dropout and not torch.compiler.is_compiling():
-        causal = more.get("is_causal")
-        if getattr(module, "is_causal", True) if causal is None else causal:
-            out = attend_prompt(query, key, value, scaling)
-            if out is not None:
-                return out, None
-    if torch.compiler.is_compiling() or rows != 1 or not (grouped and plain and query.is_cpu):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
-    query = query.reshape(batch, key.shape[1], heads // key.shape[1], query.shape[-1])
-    c = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
-    return c.reshape(batch, 1, heads, value.shape[-1]), None
-
-
-def attend_prompt(query, key, value, scaling):
-    """Causal attention of all tokens that there are, ``[1, rows, heads, dim]``; None if torch has to compute it."""
-    batch, heads, rows, dim = query.shape
-    if batch != 1 or not query.is_cpu or any(is_followed(torch, t) for t in (query, key, value)):
-        return None
-    if heads % key.shape[1] or key.shape[1] != value.shape[1]:
-        return None
-    follow(torch)
-    out = query.new_empty((1, rows, heads, dim))
-    done = _dualgemm.attend_causal(query, key, value, dim**-0.5 if scaling is None else scaling, out)
-    return out if done else None
-
-
-def take_attention(model):
-    """Makes transformers' ``sdpa`` :func:`attend`, for a model on the processor that uses it, and returns what the report says.
-    The name stays: models ask for it. An ``sdpa`` that somebody else has put there stays, too."""
-    modeling = sys.modules.get("transformers.modeling_utils")
-    if modeling is None or getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
-        return None
-    if any(p.is_cuda for p in model.parameters()):
-        return None
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    if modeling.ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, attend):
-        return None
-    modeling.ALL_ATTENTION_FUNCTIONS.register("sdpa", attend)
-    return "dualgemm"
-
-
-def is_known(function):
-    """Whether a function is transformers' own, or of this package: who changes what a family computes puts others in the place of
-    these."""
-    own = (sys.modules["transformers"].__file__, __file__)
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    return file.startswith(tuple(os.path.dirname(path) + os.sep for path in own))
-
-
-def of_its_own(module):
-    """What a module and those in it do beside their classes' ``forward``, which a replacement would not; None if nothing. Classes
-    that derive from ``torch.nn.Linear`` may do more, as adapters."""
-    for name, part in module.named_modules():
-        if part._forward_hooks or part._forward_pre_hooks:
-            return "has hooks, which its replacement would not call"
-        if "forward" in vars(part):
-            return "has a forward of its own"
-        forward = getattr(type(part).forward, "__qualname__", None), getattr(type(part).forward, "__module__", None)
-        own_class = forward not in PLAIN or hasattr(part, "parametrizations")
-        if isinstance(part, torch.nn.Linear) and own_class:
-            return f"{'has' if name else 'is'} a {type(part).__name__}, which may do more than a linear layer"
-    return None
 
 
 def is_compiled(module):
@@ -239,7 +161,7 @@ class Held:
 class Plan:
     """Matches modules of a model with those of a checkpoint, and checks all before anything is replaced."""
 
-    def __init__(self, model, checkpoint, quantize_a, devices=None, other_model=False):
+    def __init__(self, model, checkpoint, quantize_a, devices=None, other_model=False, group=None):
         from . import nn
 
         if any(isinstance(m, torch.nn.Linear) and m.weight.dtype == torch.float64 for m in model.modules()):
@@ -247,7 +169,11 @@ class Plan:
         if not other_model:
             check_same_model(model, checkpoint)
 
-        self.nn, self.checkpoint, self.quantize_a = nn, checkpoint, quantize_a
+        self.nn, self.checkpoint, self.quantize_a, self.group = nn, checkpoint, quantize_a, group
+        self.world = 1 if group is None else torch.distributed.get_world_size(group)
+        config = getattr(model, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.of_ranks, self.splits = getattr(text, "base_model_tp_plan", None) or {}, {}
         self.devices = placed(model, {} if devices is None else devices)
         self.is_gguf = checkpoint.convention == "gguf"
         self.names = in_model(model, checkpoint.modules())
@@ -261,6 +187,16 @@ class Plan:
         self.taken, self.steps, self.left, self.below = set(), [], {}, ()
         # Whether any module, taken or left, has a counterpart.
         self.met = False
+
+    @property
+    def common(self):
+        """What all modules are made with."""
+        return {"quantize_a": self.quantize_a, "group": self.group}
+
+    def part(self):
+        """What all ranks of a group have to say alike."""
+        of = ", ".join(f"{step.name} {self.splits.get(step.name, '')}" for step in self.steps)
+        return f"a model with {hashlib.sha256(of.encode()).hexdigest()[:8]}"
 
     def mlps_by_name(self):
         """The MLPs of the checkpoint by what the model calls them, and their kind."""
@@ -285,6 +221,8 @@ class Plan:
             raise OperandError(f"{name}: is a {type(module).__name__}; the model is already patched")
         if is_compiled(module):
             raise OperandError(f"{name}: is compiled; patch the model first, then compile it")
+        if self.group is not None:
+            self.attention(name, module)
         step = self.experts(name, module) or self.mlp(name, module) or self.linear(name, module)
         if step:
             self.steps.append(step)
@@ -346,18 +284,17 @@ class Plan:
         check_biases(name, parts, [getattr(module, f"{part}_bias", None) is not None for part in parts], biases)
         self.taken.update(found.modules)
 
-        def make():
-            # The model's block does what else its family does with the router's weights.
-            weights = Experts.from_checkpoint(found.checkpoint, found.layer, router_weights="output", device=device)
-            return kind(weights, quantize_a=self.quantize_a)
-
+        split = None if self.group is None else "experts" if held >= self.world else "features"
+        # The model's block does what else its family does with the router's weights.
+        how = {"router_weights": "output", "device": device, "split": split}
+        make = lambda: kind.from_checkpoint(found.checkpoint, found.layer, **how, **self.common)
         return Step(name, f"blocks of {held} experts", make)
 
     def float_experts(self, name, module):
         """A block whose weights are not in 4 bits."""
         params = [module.gate_up_proj, module.down_proj]
         self.left[name] = self.absent(name)
-        if any(p.dtype not in self.nn.HALVES or p.is_cuda for p in params):
+        if any(p.dtype not in self.nn.HALVES or self.device(name, p).type == "cuda" for p in params):
             return None
         if why := of_its_own(module) or self.nn.FloatExperts.why_not(module):
             self.left[name] += f", and {why}"
@@ -420,9 +357,10 @@ class Plan:
         which = {"shared_expert": found.kind == "shared", "expert": int(expert.group(1)) if expert else None}
 
         def make():
-            kind, rest = (Weights, down) if why else (Mlp, None)
-            weights = kind.from_checkpoint(found.checkpoint, found.layer, device=device, **which)
-            return self.nn.NVFP4GatedMLP(weights, rest, quantize_a=self.quantize_a)
+            if not why:
+                return self.nn.NVFP4GatedMLP.from_checkpoint(found.checkpoint, found.layer, device=device, **which, **self.common)
+            weights = Weights.from_checkpoint(found.checkpoint, found.layer, device=device, **which)
+            return self.nn.NVFP4GatedMLP(weights, down, quantize_a=self.quantize_a)
 
         if why:
             self.left[f"{name}.{down_name}"] = why
@@ -437,22 +375,53 @@ class Plan:
             return "in 4 bits in the checkpoint, in other tensors than the model has"
         return "not in 4 bits in the checkpoint"
 
+    def attention(self, name, module):
+        """Parts an attention by heads, if all ranks can have as many and transformers' plan for several GPUs does so."""
+        layers = {part: getattr(module, part, None) for part in HEADS}
+        if not all(isinstance(layer, torch.nn.Linear) for layer in layers.values()):
+            return
+        of_head = getattr(module, "head_dim", None)
+        reasons = [self.why_whole(f"{name}.{part}", layer, part, of_head) for part, layer in layers.items()]
+        for parameter, value in module.named_parameters():
+            # A number for each head would have to be parted, too.
+            if parameter.partition(".")[0] not in HEADS and list(value.shape) != [of_head]:
+                reasons.append(f"{parameter} is neither one of {', '.join(HEADS)} nor of one head")
+        if why := next(filter(None, reasons), None):
+            self.left[name] = f"whole on each of {self.world} ranks: {why}"
+        else:
+            self.splits.update({f"{name}.{part}": split for part, (_, split) in HEADS.items()})
+
+    def why_whole(self, name, layer, part, of_head):
+        """Why a layer of an attention is not parted by heads, None if it is."""
+        if why := self.why_left(name, layer):
+            return f"{part} is {why}"
+        path = re.sub(r"\.\d+\.", ".*.", f".{name}")
+        rule, _ = HEADS[part]
+        if not of_head or rule not in (how for pattern, how in self.of_ranks.items() if path.endswith(f".{pattern}")):
+            return f"transformers has no plan for several GPUs that splits {part} by heads"
+        features = layer.in_features if part == "o_proj" else layer.out_features
+        if features % (of_head * self.world):
+            return f"the heads of {part}, {features // of_head}, are no multiple of that"
+        return None
+
+    def why_left(self, name, module):
+        """Why a linear layer stays as it is, None if it need not."""
+        if normal(name) not in self.modules:
+            return self.absent(name)
+        if name.rpartition(".")[2] in READ:
+            return "its model reads its weights and bias by itself"
+        return of_its_own(module) or self.left_on(self.device(name, module.weight), module.weight)
+
     def linear(self, name, module):
         if not isinstance(module, torch.nn.Linear):
             return None
-        held = self.modules.get(normal(name))
-        if held is None:
-            # A class of its own does something else, too.
-            if type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES and not module.weight.is_cuda:
-                return Step(name, "linear layers in 16 bits", lambda: self.nn.FloatLinear.of(module))
-            self.left[name] = self.absent(name)
-            return None
-        self.met = True
-        device = self.device(name, module.weight)
-        why = of_its_own(module) or self.left_on(device, module.weight)
-        if name.rpartition(".")[2] in READ:
-            why = "its model reads its weights and bias by itself"
+        held, why = self.modules.get(normal(name)), self.why_left(name, module)
+        self.met |= held is not None
         if why:
+            # A class of its own does something else, too.
+            in_16_bits = type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES
+            if held is None and in_16_bits and self.device(name, module.weight).type != "cuda":
+                return Step(name, "linear layers in 16 bits", lambda: self.nn.FloatLinear.of(module))
             self.left[name] = why
             return None
         n, k, has_bias = self.checkpoint._check_linear(held, self.quantize_a)
@@ -462,12 +431,9 @@ class Plan:
                 f"{[n, k]} {WITH_BIAS[has_bias]}"
             )
         self.taken.add(held)
-
-        def make():
-            weights = Linear.from_checkpoint(self.checkpoint, held, device=device)
-            source = (self.checkpoint, held, module.weight.dtype)
-            return self.nn.NVFP4Linear(weights, quantize_a=self.quantize_a, source=source)
-
+        how = {"dtype": module.weight.dtype, "device": self.device(name, module.weight), "split": self.splits.get(name)}
+        common = self.common if how["split"] else {**self.common, "group": None}
+        make = lambda: self.nn.NVFP4Linear.from_checkpoint(self.checkpoint, held, **how, **common)
         return Step(name, "linear layers", make)
 
 
@@ -480,7 +446,22 @@ def opened(checkpoint, reading):
     return checkpoint
 
 
-def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model=False, **reading):
+def planned(model, checkpoint, *how):
+    """What will be replaced, checked."""
+    if is_compiled(model):
+        raise OperandError("the model is compiled; patch it first, then compile it")
+    plan = Plan(model, checkpoint, *how)
+    for name, module in model.named_modules():
+        plan.visit(name, module)
+    if not plan.met:
+        raise OperandError(
+            f"{type(model).__name__}: no module has a counterpart in 4 bits in {plan.checkpoint.path}, whose modules are "
+            f"named like {next(iter(plan.names), 'nothing')}"
+        )
+    return plan
+
+
+def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model=False, group=None, **reading):
     """Replaces every linear layer, gated MLP and block of experts of a Hugging Face model that a checkpoint holds in 4 bits,
     and returns a :class:`PatchReport` of what it replaced and what it left and why.
 
@@ -492,20 +473,17 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
     was. Then one module after another is packed and takes the place of the old one, whose memory is free if nobody else
     keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute. On the
     processor, linear layers and blocks of experts whose weights stay in 16 bits become :class:`FloatLinear` and
-    :class:`FloatExperts`, with the same parameters, and transformers' attention by torch is :func:`attend`, the same but faster
-    for one token. A checkpoint whose config.json has another ``model_type``, ``hidden_size`` or other heads is refused, unless
+    :class:`FloatExperts`, with the same parameters. transformers' attention by torch becomes one that computes the same, but
+    one token faster. A checkpoint whose config.json has another ``model_type``, ``hidden_size`` or other heads is refused, unless
     ``other_model`` is true.
+
+    With a process ``group`` of torch.distributed, whose ranks all call this, each rank takes a part: heads of an attention
+    whose four layers are in 4 bits, where transformers' own plan for several GPUs splits them, features of an MLP, experts of a
+    mixture, or their features where it has fewer experts than there are ranks. All else, and an attention whose heads the ranks
+    do not divide, is whole on each.
     """
-    if is_compiled(model):
-        raise OperandError("the model is compiled; patch it first, then compile it")
-    plan = Plan(model, opened(checkpoint, reading), quantize_a, devices, other_model)
-    for name, module in model.named_modules():
-        plan.visit(name, module)
-    if not plan.met:
-        raise OperandError(
-            f"{type(model).__name__}: no module has a counterpart in 4 bits in {plan.checkpoint.path}, whose modules are "
-            f"named like {next(iter(plan.names), 'nothing')}"
-        )
+    how = quantize_a, devices, other_model, group
+    plan = together(group, lambda: planned(model, opened(checkpoint, reading), *how))
     report = PatchReport()
     report.left = plan.left
     report.unused = [module for module in plan.names if module not in plan.taken]

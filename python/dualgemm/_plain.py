@@ -14,6 +14,26 @@ from ._ops import quantize
 POINTS = [-300.0, -30, -11, -8, -5, -3, -2, -1, -0.3, -0.05, 0.05, 0.3, 1, 2, 3, 5, 8, 11, 30, 300]
 N = len(POINTS) ** 2
 WHOLE_BLOCKS = -(-N // 16) * 16
+#: ``forward`` of a linear layer: torch's, and one that says the same.
+PLAIN = {
+    ("Linear.forward", "torch.nn.modules.linear"),
+    ("FalconLinear.forward", "transformers.models.falcon.modeling_falcon"),
+}
+
+
+def of_its_own(module):
+    """What a module and those in it do beside their classes' ``forward``, which a replacement would not; None if nothing. Classes
+    that derive from ``torch.nn.Linear`` may do more, as adapters."""
+    for name, part in module.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks:
+            return "has hooks, which its replacement would not call"
+        if "forward" in vars(part):
+            return "has a forward of its own"
+        forward = getattr(type(part).forward, "__qualname__", None), getattr(type(part).forward, "__module__", None)
+        own_class = forward not in PLAIN or hasattr(part, "parametrizations")
+        if isinstance(part, torch.nn.Linear) and own_class:
+            return f"{'has' if name else 'is'} a {type(part).__name__}, which may do more than a linear layer"
+    return None
 
 
 @functools.lru_cache

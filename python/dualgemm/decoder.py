@@ -14,6 +14,7 @@ import torch
 
 from . import _dualgemm
 from ._arrays import is_followed
+from ._attention import attend, is_known
 from ._ops import Linear, Mlp
 from ._threads import follow
 
@@ -129,8 +130,6 @@ class _Parts:
 
     def _are_known(self, layer):
         """Whether each module is what the family has, or one of ours with weights on the processor."""
-        from ._patch import is_known
-
         name = family(layer)
         of_heads = {"q_norm", "k_norm"} if FAMILIES[name] else set()
         norms = {"input_layernorm", "post_attention_layernorm"}
@@ -295,8 +294,6 @@ def _cached(cache, attention):
 
 def _is_plain(attention):
     """Whether attention is ours, and nobody listens to every module."""
-    from ._patch import attend
-
     functions = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
     everywhere = torch.nn.modules.module
     # A configuration's own way to its attributes takes 10 µs, as long as all that is looked at here.

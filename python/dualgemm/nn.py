@@ -9,9 +9,10 @@ import torch
 
 from . import _dualgemm, _torch
 from ._arrays import is_followed
+from ._attention import is_known
 from ._ops import Experts, Linear, Mlp, Weights, floats
 from ._parallel import experts_of, rank_of, together
-from ._patch import DOWN, PatchReport, Plan, check_biases, is_known, opened, patch_model, unsupported
+from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
@@ -32,7 +33,8 @@ __all__ = [
 
 class Packed(torch.nn.Module):
     """A module whose weights are packed for kernels. They never change: copies of the module share them. Pickled, it is its
-    weights, which are read from their checkpoint again."""
+    weights, which are read from their checkpoint again. Where they are on the processor and the model on a GPU, what goes in is
+    brought to them and the result goes back."""
 
     #: True while a loader asks a model for the names of what it has yet to load.
     loading = False
@@ -42,16 +44,23 @@ class Packed(torch.nn.Module):
         _torch.quantize_a_text(quantize_a)
         self.weights, self.quantize_a, self.group, self.split = weights, quantize_a, group, split
         self._operation, self._how, self._more = operation, how, more
+        self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
 
     def _compute(self, x, *routing):
         # As torch's own linear layers.
         kind = "cpu" if x.is_cpu else "cuda" if x.is_cuda else None
         if kind and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype(kind))
+        device = x.device
+        moves = kind and device != self._place
+        if moves:
+            x, *routing = (t.to(self._place) for t in (x, *routing))
         # An operator of torch takes longer to call than a small layer to compute.
-        if not x.is_cpu or is_followed(torch, x):
-            return _torch.call(self._operation, x, self.weights, None, self._how, self._more, routing)
-        return floats(x, self.weights, None, None, self._how, self._more, routing)
+        if kind is None or is_followed(torch, x):
+            y = _torch.call(self._operation, x, self.weights, None, self._how, self._more, routing)
+        else:
+            y = floats(x, self.weights, None, None, self._how, self._more, routing)
+        return y.to(device) if moves else y
 
     def _summed(self, y):
         """The sum over the ranks, where their parts are parts of a sum."""
@@ -257,7 +266,7 @@ class NVFP4Linear(Packed):
         if self.source is None:
             raise AttributeError("weight")
         checkpoint, module, dtype = self.source
-        device = self.weights.device if self.weights.device.startswith("cuda") else "cpu"
+        device = self._place
 
         def read():
             decoded = dtype if dtype in HALVES else torch.float32
@@ -349,14 +358,12 @@ class NVFP4GatedMLP(Packed):
 
 class NVFP4Experts(Packed):
     """A block of experts, :class:`dualgemm.Experts`, in the place of transformers' own: it takes tokens ``[tokens, K]``, the
-    numbers of their experts and the weights of these. Where it is on the processor and the model on a GPU, tokens come and
-    results go back. With a process ``group`` of torch.distributed, each rank has some of the experts (``split="experts"``) or some
+    numbers of their experts and the weights of these. With a process ``group`` of torch.distributed, each rank has some of the experts (``split="experts"``) or some
     features of all (``split="features"``), takes all tokens, and the results are summed over the ranks."""
 
     def __init__(self, weights, *, quantize_a=None, split=None, group=None):
         super().__init__(weights, "experts", quantize_a, both(quantize_a), (False,), group, split)
         self.num_experts = weights.count
-        self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
 
     @classmethod
     def from_checkpoint(cls, path, layer=None, *, quantize_a=None, split=None, group=None, **reading):
@@ -386,9 +393,8 @@ class NVFP4Experts(Packed):
         return f"{of}, quantize_a={self.quantize_a!r}, split={self.split!r}"
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
-        tokens = (t.to(self._place) for t in (hidden_states, top_k_index, top_k_weights))
         # Under autocast, too, a mixture has the type of its tokens.
-        return self._summed(self._compute(*tokens).to(hidden_states.device, hidden_states.dtype))
+        return self._summed(self._compute(hidden_states, top_k_index, top_k_weights).to(hidden_states.dtype))
 
     def _made_of(self):
         return (self.weights,), {"quantize_a": self.quantize_a, "split": self.split, "group": self.group}

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dualgemm::checkpoint::{Checkpoint as Files, MlpKind};
-use dualgemm_cli::layer::{Layer, features_per_run};
+use dualgemm::plan::features_per_run;
+use dualgemm_cli::layer::Layer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::convert::decode;
 use crate::error;
-use crate::facts::{Facts, linear_of};
+use crate::facts::{Facts, linear_input_scale};
 use crate::mlp::MlpFacts;
 use crate::options::{self, LayerOptions};
 use crate::packed::of_keywords;
@@ -43,20 +44,16 @@ type Found = (MlpFacts, [bool; 2]);
 /// Reads gate, up and down and checks them as packing does.
 fn check_mlp(layer: &Layer<'_>) -> anyhow::Result<Found> {
     let activation = layer.activation()?.activation;
-    let run = features_per_run(layer.k());
-    let mut first = None;
-    for at in (0..layer.n()).step_by(run) {
-        let features = layer.features(at..layer.n().min(at + run))?;
-        features.check()?;
-        let has_bias = features.gate_bias.is_some() || features.up_bias.is_some();
-        first.get_or_insert_with(|| (Facts::of(&[&features.gate, &features.up], None), has_bias));
+    let (n, run) = (layer.n(), features_per_run(layer.k()));
+    for at in (0..n).step_by(run) {
+        layer.features(at..n.min(at + run))?.check()?;
     }
-    let (facts, has_bias) = first.expect("a matrix has rows");
-    let gate_up = Facts { n: layer.n(), input_scale: options::input_scale_of(layer), ..facts };
-    let (down, input_scale) = linear_of(layer.down()?);
-    down.check()?;
-    let facts = MlpFacts { gate_up, down: Facts::of(&[&down.weight], input_scale), activation };
-    Ok((facts, [has_bias, down.bias.is_some()]))
+    let down = layer.down()?;
+    down.read()?.check()?;
+    let has_bias = [layer.source().gate.bias.is_some(), down.bias.is_some()];
+    let gate_up = options::facts_of(layer, n);
+    let down = Facts::found(&[&down], down.rows(), linear_input_scale(&down));
+    Ok((MlpFacts { gate_up, down, activation }, has_bias))
 }
 
 #[pymethods]
@@ -121,10 +118,11 @@ impl Checkpoint {
         quantize_a: &Bound<'_, PyAny>,
     ) -> PyResult<(usize, usize, bool)> {
         let (facts, has_bias) = self.ask(py, |files| {
-            let (linear, input_scale) = linear_of(files.linear(module)?);
-            linear.check()?;
+            let source = files.linear_source(module)?;
+            source.read()?.check()?;
             files.files().release_pages();
-            Ok((Facts::of(&[&linear.weight], input_scale), linear.bias.is_some()))
+            let facts = Facts::found(&[&source], source.rows(), linear_input_scale(&source));
+            Ok((facts, source.bias.is_some()))
         })?;
         facts.quantize("quantize_a", quantize_a)?;
         Ok((facts.n, facts.k, has_bias))
@@ -170,7 +168,7 @@ impl Checkpoint {
         let found = self.ask(py, |files| {
             let experts = if kind == "experts" {
                 files.check_whole(layer, MlpKind::Experts)?;
-                files.experts(layer)?.ids().iter().copied().map(Some).collect()
+                files.experts(layer)?.into_iter().map(Some).collect()
             } else {
                 options.layer_of(files, None)?.check_whole()?;
                 vec![None]

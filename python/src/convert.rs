@@ -106,7 +106,7 @@ pub fn down(
 ) -> PyResult<()> {
     let options = LayerOptions::of(layer, keywords)?;
     let matrix = options.with_layer(py, path, |layer, _| {
-        let linear = layer.down()?;
+        let linear = layer.down()?.read()?;
         Ok(linear.weight.shard_k(options.rank, options.world)?.into_owned())
     })?;
     decode(py, &matrix, out)

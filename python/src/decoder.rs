@@ -2,91 +2,23 @@
 
 use std::sync::Mutex;
 
+use dualgemm::cpu::CpuOptions;
 use dualgemm::cpu::token::{LayerDesc, Norm, Token, TokenLayer};
-use dualgemm::cpu::{self, CpuOptions};
 use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
 use dualgemm::gemm::{AOperand, OutputMut, QuantizeA};
-use dualgemm::{AnyDesc, AnyPlan, AnyRunner, Error, LayerCall, Target};
+use dualgemm::{Error, LayerCall, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
 use crate::array::Array;
 use crate::destination::output;
 use crate::error::{Kind, facade, refuse};
-use crate::float_linear::{self, FloatLinear};
+use crate::float_linear::FloatLinear;
 use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::operand::floats;
 use crate::packed::Packed;
-use crate::runners::{self, Problem, Waiting};
-
-/// A product of one row, by weights in 4 bits or in floats.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "there are five of a layer, compared at each call")]
-enum Desc {
-    Packed(AnyDesc),
-    Floats(float_linear::Shape),
-}
-
-impl Desc {
-    /// As many threads as it is worth.
-    fn runner(&self, options: CpuOptions) -> Result<Runner, Error> {
-        let target = |small: bool| {
-            let threads = if small { Some(1) } else { options.threads };
-            Target::Cpu(CpuOptions { threads, ..options })
-        };
-        Ok(match self {
-            Self::Packed(desc) => {
-                Runner::Packed(AnyPlan::new(desc, &target(runners::is_small(desc)))?.runner()?)
-            }
-            Self::Floats(shape) => Runner::Floats(shape.runner(&target(runners::is_small(shape)))?),
-        })
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Packed(desc) => desc.bytes(),
-            Self::Floats(shape) => shape.bytes(),
-        }
-    }
-
-    fn multiplications(&self) -> Option<usize> {
-        match self {
-            Self::Packed(desc) => desc.multiplications(),
-            Self::Floats(shape) => shape.multiplications(),
-        }
-    }
-}
-
-enum Runner {
-    Packed(AnyRunner),
-    Floats(cpu::FloatLinear),
-}
-
-/// What a product multiplies by.
-enum Operand<'a> {
-    Packed(&'a Packed),
-    Floats(FloatMatrix<'a>, Option<&'a [f32]>),
-}
-
-impl Runner {
-    fn run(&mut self, a: &AOperand<'_>, by: &Operand<'_>, c: OutputMut<'_>) -> Result<(), Error> {
-        match (self, by, a) {
-            (Self::Packed(runner), Operand::Packed(w), a) => {
-                runner.run(a, &w.layer.weights, None, (c, false)).map(drop)
-            }
-            (Self::Floats(runner), Operand::Floats(w, bias), AOperand::Float(a)) => {
-                Ok(runner.run(a, w, *bias, c)?)
-            }
-            _ => Err(misfit("a product", "weights of another kind", "those it was planned for")),
-        }
-    }
-}
-
-fn misfit(tensor: &str, found: &str, expected: &str) -> Error {
-    let [tensor, found, expected] = [tensor, found, expected].map(String::from);
-    Error::Gemm(dualgemm::gemm::Error::Operand { tensor, found, expected })
-}
+use crate::runners::{self, Problem, Product, ProductRunner, Waiting, Weights, cpu_options, is_small};
 
 /// Writes what enters the MLP for the caller, whose MLP it is; to the layer the MLP is 0.
 fn hand_over(a: &AOperand<'_>, y: OutputMut<'_>, to: Option<&mut OutputMut<'_>>) -> Result<(), Error> {
@@ -109,7 +41,7 @@ fn hand_over(a: &AOperand<'_>, y: OutputMut<'_>, to: Option<&mut OutputMut<'_>>)
     if done {
         Ok(())
     } else {
-        Err(misfit("normed", "missing or another", "an array like x, which the MLP reads"))
+        Err(Error::operand("normed", "missing or another", "an array like x, which the MLP reads"))
     }
 }
 
@@ -117,24 +49,26 @@ fn hand_over(a: &AOperand<'_>, y: OutputMut<'_>, to: Option<&mut OutputMut<'_>>)
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Shape {
     layer: LayerDesc,
-    products: [Option<Desc>; 5],
+    products: [Option<Product>; 5],
 }
 
 /// What computes it.
 struct Runners {
     layer: TokenLayer,
-    products: Vec<Option<Runner>>,
+    products: Vec<Option<ProductRunner>>,
 }
 
 impl Problem for Shape {
     type Runner = Runners;
 
     fn runner(&self, target: &Target) -> Result<Runners, Error> {
-        let options = match target {
-            Target::Cpu(options) => *options,
-            _ => CpuOptions::default(),
+        let options = cpu_options(target);
+        // As many threads as it is worth.
+        let of = |product: Product| {
+            let threads = if is_small(&product) { Some(1) } else { options.threads };
+            product.runner(&Target::Cpu(CpuOptions { threads, ..options }))
         };
-        let products = self.products.iter().map(|desc| desc.map(|desc| desc.runner(options)).transpose());
+        let products = self.products.iter().map(|product| product.map(of).transpose());
         Ok(Runners {
             layer: TokenLayer::new(&self.layer, options)?,
             products: products.collect::<Result<_, _>>()?,
@@ -147,22 +81,22 @@ impl Problem for Shape {
     }
 
     fn bytes(&self) -> usize {
-        self.products.iter().flatten().map(Desc::bytes).sum()
+        self.products.iter().flatten().map(Product::bytes).sum()
     }
 
     fn multiplications(&self) -> Option<usize> {
-        self.products.iter().flatten().map(Desc::multiplications).sum()
+        self.products.iter().flatten().map(Product::multiplications).sum()
     }
 }
 
 /// The weights of a linear layer.
 #[derive(FromPyObject)]
-pub enum Weights {
+pub enum LayerWeights {
     Packed(Py<Linear>),
     Floats(Py<FloatLinear>),
 }
 
-impl Weights {
+impl LayerWeights {
     fn shape(&self, py: Python<'_>) -> (usize, usize) {
         match self {
             Self::Packed(linear) => linear.bind(py).as_super().get().layer.shape.ends(),
@@ -170,10 +104,12 @@ impl Weights {
         }
     }
 
-    fn desc(&self, py: Python<'_>, call: &LayerCall) -> Desc {
+    fn product(&self, py: Python<'_>, call: &LayerCall) -> Product {
         match self {
-            Self::Packed(linear) => Desc::Packed(linear.bind(py).as_super().get().layer.shape.describe(call)),
-            Self::Floats(linear) => Desc::Floats(linear.get().of_rows(1)),
+            Self::Packed(linear) => {
+                Product::Packed(linear.bind(py).as_super().get().layer.shape.describe(call))
+            }
+            Self::Floats(linear) => linear.get().of_rows(1),
         }
     }
 }
@@ -181,7 +117,7 @@ impl Weights {
 /// The weights of a layer's products.
 #[pyclass(module = "dualgemm", frozen)]
 pub struct DecoderLayer {
-    linears: [Weights; 4],
+    linears: [LayerWeights; 4],
     mlp: Option<Py<Mlp>>,
     heads: usize,
     kv_heads: usize,
@@ -197,7 +133,7 @@ impl DecoderLayer {
     #[new]
     fn new(
         py: Python<'_>,
-        linears: [Weights; 4],
+        linears: [LayerWeights; 4],
         mlp: Option<Py<Mlp>>,
         heads: usize,
         head_dim: usize,
@@ -270,29 +206,31 @@ impl DecoderLayer {
         let mut normed = normed.as_mut().map(|normed| output("normed", normed)).transpose()?;
         let shape = self.shape(py, token.x.float_type());
         let arrays = self.linears.iter().filter_map(|linear| match linear {
-            Weights::Packed(_) => None,
-            Weights::Floats(linear) => Some(Array::on_cpu("w", linear.get().weight.bind(py))),
+            LayerWeights::Packed(_) => None,
+            LayerWeights::Floats(linear) => Some(Array::on_cpu("w", linear.get().weight.bind(py))),
         });
         let arrays = arrays.collect::<PyResult<Vec<_>>>()?;
         let mut in_floats = arrays.iter().map(|array| floats("w", array));
         let linears = self.linears.iter().map(|linear| {
             Ok(match linear {
-                Weights::Packed(linear) => Operand::Packed(linear.bind(py).as_super().get()),
-                Weights::Floats(linear) => {
+                LayerWeights::Packed(linear) => {
+                    Weights::Packed(&linear.bind(py).as_super().get().layer.weights, None)
+                }
+                LayerWeights::Floats(linear) => {
                     let w =
                         in_floats.next().transpose()?.ok_or_else(|| Kind::Operand.raise("w: is missing"))?;
-                    Operand::Floats(w, linear.get().bias.as_deref())
+                    Weights::Floats(w, linear.get().bias.as_deref())
                 }
             })
         });
-        let mlp = self.mlp.as_ref().map(|mlp| Ok(Operand::Packed(packed(mlp, py))));
+        let mlp = self.mlp.as_ref().map(|mlp| Ok(Weights::Packed(&packed(mlp, py).layer.weights, None)));
         let weights = linears.chain(mlp).collect::<PyResult<Vec<_>>>()?;
         runners::run(py, shape, &Target::default(), |runners| {
             let Runners { layer, products } = runners;
             layer.run(token, |part, a: &AOperand<'_>, c: OutputMut<'_>| {
                 let at = part as usize;
                 match &mut products[at] {
-                    Some(product) => product.run(a, &weights[at], c),
+                    Some(product) => product.run(a, &weights[at], (c, false)).map(drop),
                     None => hand_over(a, c, normed.as_mut()),
                 }
             })
@@ -365,11 +303,11 @@ fn packed<'a>(mlp: &'a Py<Mlp>, py: Python<'a>) -> &'a Packed {
 impl DecoderLayer {
     fn shape(&self, py: Python<'_>, float: FloatType) -> Shape {
         let call = LayerCall::new(1, float.into(), float.into());
-        let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.desc(py, &call)));
+        let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.product(py, &call)));
         let mlp = self.mlp.as_ref().map(|mlp| {
             let call =
                 mlp.bind(py).as_super().get().facts.call(1, float.into(), float.into(), [QuantizeA::No; 2]);
-            Desc::Packed(packed(mlp, py).layer.shape.describe(&call))
+            Product::Packed(packed(mlp, py).layer.shape.describe(&call))
         });
         let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
         Shape { layer: LayerDesc { float, hidden, heads, kv_heads, head_dim }, products: [q, k, v, o, mlp] }

@@ -4,8 +4,7 @@ use dualgemm::device::{DevicePtr, Stream};
 use dualgemm::formats::{BlockFormat, ScaleLayout};
 use dualgemm::gemm::{AFormat, Activation, OutFormat};
 use dualgemm::{
-    AnyDesc, AnyWeights, DeviceA, DeviceC, DeviceCall, DeviceGateUp, DeviceRouting, DualGemm, GpuId,
-    LayerShape, PackedLayer, Target,
+    AnyDesc, DeviceA, DeviceC, DeviceCall, DeviceGateUp, DeviceRouting, GpuId, PackedLayer, Target,
 };
 use pyo3::prelude::*;
 
@@ -113,14 +112,10 @@ impl Weights {
     ) -> PyResult<Py<Self>> {
         let bias = [bias[0].as_deref(), bias[1].as_deref()];
         let (pair, target) = device_pair((gate, up), bias)?;
-        let packed = py
-            .detach(|| {
-                let plan = DualGemm::plan_for_packing((pair.n, pair.k), pair.format, &target)?;
-                // SAFETY: the arrays say what they are and live to the end of this call, which waits; the stream is the
-                // library's own.
-                unsafe { plan.prepack_device(&pair, Stream::raw(stream.unwrap_or(0))) }
-            })
-            .map_err(facade)?;
+        let stream = stream.unwrap_or(0);
+        // SAFETY: the arrays say what they are and live to the end of this call, which waits; the stream is the library's own.
+        let pack = || unsafe { PackedLayer::gate_up_on_device(&pair, target, Stream::raw(stream)) };
+        let layer = py.detach(pack).map_err(facade)?;
         let facts = Facts {
             names: vec!["gate".into(), "up".into()],
             n: pair.n,
@@ -129,8 +124,6 @@ impl Weights {
             global_scales: pair.global_scales.into(),
             input_scale,
         };
-        let shape = LayerShape::gate_up(pair.n, pair.k, pair.format);
-        let layer = PackedLayer { weights: AnyWeights::Product(packed), target, shape };
         Self::make(py, layer, facts, activation, None)
     }
 }

@@ -75,16 +75,14 @@ fn common(all: Vec<MlpFacts>) -> Result<MlpFacts, dualgemm::Error> {
         let of = |facts: &Facts| format!("{} [{}, {}]", facts.format, facts.n, facts.k);
         format!("{} and {}, {}", of(&mlp.gate_up), of(&mlp.down), mlp.activation)
     };
-    let wrong = |tensor: &str, found: &str, expected: String| {
-        let (tensor, found) = (tensor.into(), found.into());
-        Err(dualgemm::Error::Gemm(dualgemm::gemm::Error::Operand { tensor, found, expected }))
-    };
     let mut all = all.into_iter();
-    let Some(mut common) = all.next() else { return wrong("experts", "none", "at least 1".into()) };
+    let Some(mut common) = all.next() else {
+        return Err(dualgemm::Error::operand("experts", "none", "at least 1"));
+    };
     for mlp in all {
         if shape(&mlp) != shape(&common) {
             let expected = format!("{}, as of {}", shape(&common), common.gate_up.names[0]);
-            return wrong(&mlp.gate_up.names[0], &shape(&mlp), expected);
+            return Err(dualgemm::Error::operand(&mlp.gate_up.names[0], shape(&mlp), expected));
         }
         for (common, own) in [(&mut common.gate_up, mlp.gate_up), (&mut common.down, mlp.down)] {
             common.input_scale = common.input_scale.zip(own.input_scale).map(|(a, b)| a.max(b));
@@ -155,7 +153,7 @@ impl Experts {
             let layer = options.layer_of(checkpoint, Some(first))?.number;
             checkpoint.check_whole(layer, MlpKind::Experts)?;
             let router = router.unwrap_or_else(|| checkpoint.router_weights());
-            let held = checkpoint.experts(layer)?.ids().last().map_or(0, |last| last + 1);
+            let held = checkpoint.experts(layer)?.last().map_or(0, |last| last + 1);
             let wanted = experts.unwrap_or_else(|| (0..count.unwrap_or(held)).collect());
             let count = count.unwrap_or(held).max(wanted.iter().max().map_or(0, |most| most + 1));
             let here: BTreeSet<usize> = wanted.into_iter().collect();

@@ -1,8 +1,8 @@
 //! What is known of packed weights beside their bytes, and what callers say of activations.
 
-use dualgemm::checkpoint;
+use dualgemm::checkpoint::LinearSource;
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix};
-use dualgemm::gemm::{Linear, QuantizeA};
+use dualgemm::gemm::QuantizeA;
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
@@ -37,6 +37,18 @@ impl Facts {
         }
     }
 
+    /// Of `n` rows each of matrices of one shape in a checkpoint.
+    pub fn found(sources: &[&LinearSource<'_>], n: usize, input_scale: Option<f32>) -> Self {
+        Self {
+            names: sources.iter().map(|source| source.name()).collect(),
+            n,
+            k: sources[0].k(),
+            format: sources[0].format(),
+            global_scales: sources.iter().map(|source| source.tensor_scale.value()).collect(),
+            input_scale,
+        }
+    }
+
     /// How A is quantized, as a caller says it: None, "static", "dynamic" or a number.
     pub fn quantize(&self, argument: &str, how: &Bound<'_, PyAny>) -> PyResult<QuantizeA> {
         if how.is_none() {
@@ -65,11 +77,10 @@ impl Facts {
     }
 }
 
-/// A linear layer of a checkpoint as the operand of a product, and the scale of what goes into it if there is a usable one:
-/// weights can be used without, and `static` says so then.
-pub fn linear_of(linear: checkpoint::Linear<'_>) -> (Linear<'_>, Option<f32>) {
-    let input_scale = linear.input_scale().ok().flatten().map(GlobalScale::value);
-    (Linear { weight: linear.weight, bias: linear.bias.map(Into::into) }, input_scale)
+/// The scale of what goes into a linear layer of a checkpoint if there is a usable one: weights can be used without, and
+/// `static` says so then.
+pub fn linear_input_scale(linear: &LinearSource<'_>) -> Option<f32> {
+    linear.input_scale().ok().flatten().map(GlobalScale::value)
 }
 
 /// An input scale as a caller gives it.

@@ -1,10 +1,7 @@
 //! `FloatLinear`: the matrix of a linear layer in floats, read where it lies at each call.
 
-use std::sync::Mutex;
-
-use dualgemm::cpu::{CpuOptions, FloatLinear as Runner};
+use dualgemm::Target;
 use dualgemm::gemm::{AFormat, AOperand};
-use dualgemm::{Error, Target};
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -12,40 +9,7 @@ use crate::destination::Destination;
 use crate::error::refuse;
 use crate::facts::values;
 use crate::operand::{Source, floats};
-use crate::runners::{self, Problem, Waiting};
-
-/// Rows of A that a run has room for, and N and K of the weights.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
-    m: usize,
-    n: usize,
-    k: usize,
-}
-
-impl Problem for Shape {
-    type Runner = Runner;
-
-    fn runner(&self, target: &Target) -> Result<Runner, Error> {
-        let options = match target {
-            Target::Cpu(options) => *options,
-            _ => CpuOptions::default(),
-        };
-        Ok(Runner::new(self.m, self.k, options)?)
-    }
-
-    fn waiting() -> &'static Mutex<Vec<Waiting<Self>>> {
-        static WAITING: Mutex<Vec<Waiting<Shape>>> = Mutex::new(Vec::new());
-        &WAITING
-    }
-
-    fn bytes(&self) -> usize {
-        4 * self.m.saturating_mul(self.k)
-    }
-
-    fn multiplications(&self) -> Option<usize> {
-        Some(self.m.saturating_mul(self.n).saturating_mul(self.k))
-    }
-}
+use crate::runners::{self, Product, Weights};
 
 /// Weights `[N, K]` in floats and a bias. They stay in the array that they come from.
 #[pyclass(module = "dualgemm", frozen)]
@@ -56,10 +20,10 @@ pub struct FloatLinear {
 }
 
 impl FloatLinear {
-    /// The problem of `m` rows.
-    pub fn of_rows(&self, m: usize) -> Shape {
+    /// The product of `m` rows.
+    pub fn of_rows(&self, m: usize) -> Product {
         let (n, k) = self.shape;
-        Shape { m, n, k }
+        Product::Floats { m, n, k }
     }
 }
 
@@ -105,9 +69,10 @@ impl FloatLinear {
             refuse!(Operand, "a: shape [{}, {}]; [..., {}] is needed", a.rows(), a.cols(), w.cols());
         }
         out.check(&source, a.rows(), w.rows())?;
-        let shape = self.of_rows(a.rows());
+        let (product, by) = (self.of_rows(a.rows()), Weights::Floats(w, self.bias.as_deref()));
         let c = out.output()?;
-        let target = Target::Cpu(CpuOptions::default());
-        runners::run(py, shape, &target, |runner| Ok(runner.run(a, &w, self.bias.as_deref(), c)?))
+        runners::run(py, product, &Target::default(), |runner| {
+            runner.run(&operand, &by, (c, false)).map(drop)
+        })
     }
 }

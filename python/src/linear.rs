@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::destination::Destination;
 use crate::error::{Kind, facade};
-use crate::facts::{Facts, checked_input_scale, linear_of, values};
+use crate::facts::{Facts, checked_input_scale, linear_input_scale, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{LayerOptions, device_target};
 use crate::packed::{Call, Packed, of_keywords};
@@ -54,7 +54,8 @@ impl Linear {
             return Err(Kind::Argument.raise(message));
         }
         let parts = options.with_checkpoint(py, path, |checkpoint| {
-            let (whole, input_scale) = linear_of(checkpoint.linear(&name)?);
+            let source = checkpoint.linear_source(&name)?;
+            let (whole, input_scale) = (source.read()?, linear_input_scale(&source));
             let (rank, world) = (options.rank, options.world);
             let linear = match split {
                 _ if world == 1 => whole,

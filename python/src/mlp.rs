@@ -13,7 +13,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::destination::Destination;
 use crate::error::{facade, refuse};
-use crate::facts::{Facts, checked_input_scale, linear_of, values};
+use crate::facts::{Facts, checked_input_scale, linear_input_scale, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{self, LayerOptions, device_target};
 use crate::packed::{Call, Packed, of_keywords};
@@ -71,7 +71,8 @@ impl MlpFacts {
 pub fn read_layer<'c>(layer: &Layer<'c>, options: &LayerOptions) -> anyhow::Result<(GatedMlp<'c>, MlpFacts)> {
     let activation = layer.activation()?.activation;
     let gate_up = layer.features(layer.shard(options.rank, options.world)?)?;
-    let (down, down_scale) = linear_of(layer.down()?);
+    let source = layer.down()?;
+    let (down, down_scale) = (source.read()?, linear_input_scale(&source));
     let weight = match options.world {
         1 => down.weight,
         world => down.weight.shard_k(options.rank, world)?.into_owned(),
@@ -210,7 +211,8 @@ impl Mlp {
         let (packed, facts) = options.with_layer(py, path, |layer, features| {
             layer.check_whole()?;
             let (mlp, facts) = read_layer(layer, &options)?;
-            let (gate_up, _) = options::pack_layer(layer, features, &options.target)?;
+            let plan = facts.shape().plan_for_packing(&options.target)?;
+            let gate_up = plan.prepack_source(layer.source(), features, |_| ())?;
             let down = dualgemm::layer::pack((&mlp.down).into(), &options.target)?;
             Ok((PackedMlp { gate_up, down }, facts))
         })?;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use dualgemm::Target;
 use dualgemm::checkpoint::{Checkpoint, GateUpOrder, NibbleOrder};
 use dualgemm::gemm::Activation;
-use dualgemm::{DualGemm, PackedWeights, Target};
 use dualgemm_cli::args::LayerArgs;
 use dualgemm_cli::layer::{self, InputScales, Layer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
@@ -181,17 +181,10 @@ impl LayerOptions {
     }
 }
 
-/// Gate and up of a layer in kernel order.
-pub fn pack_layer(
-    layer: &Layer<'_>,
-    features: Range<usize>,
-    target: &Target,
-) -> anyhow::Result<(PackedWeights, Facts)> {
-    let plan = DualGemm::plan_for_packing((features.len(), layer.k()), layer.format(), target)?;
-    let packed = layer.prepack(&plan, features.clone(), |_| ())?;
-    let first = layer.features(features.start..features.start + 1)?;
-    let facts = Facts::of(&[&first.gate, &first.up], input_scale_of(layer));
-    Ok((packed, Facts { n: features.len(), ..facts }))
+/// What is known of `n` features of gate and up.
+pub fn facts_of(layer: &Layer<'_>, n: usize) -> Facts {
+    let source = layer.source();
+    Facts::found(&[&source.gate, &source.up], n, input_scale_of(layer))
 }
 
 /// Scales of activations are optional: weights can be used without, and `static` says so then.

@@ -13,7 +13,8 @@ use crate::checkpoint::Checkpoint;
 use crate::destination::Destination;
 use crate::error::Kind;
 use crate::operand::Source;
-use crate::{device, number, runners};
+use crate::runners::{self, Product, Weights};
+use crate::{device, number};
 
 /// Weights in the order of the kernels, made once and shared by every call and thread: what `Weights`, `Linear`, `Mlp` and
 /// `Experts` have in common.
@@ -107,7 +108,8 @@ impl Packed {
             Some((Choices::Here(ids, weights), add)) => (Some(Routing { ids, weights }), *add),
             _ => (None, false),
         };
-        runners::run(py, desc, target, |runner| runner.run(&operand, weights, routing, (c, add)))
+        let by = Weights::Packed(weights, routing);
+        runners::run(py, Product::Packed(desc), target, |runner| runner.run(&operand, &by, (c, add)))
     }
 }
 

@@ -3,9 +3,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use dualgemm::cpu::CpuOptions;
-use dualgemm::gemm::DualGemmDesc;
-use dualgemm::{AnyDesc, AnyPlan, AnyRunner, Error, Target};
+use dualgemm::cpu::{CpuOptions, FloatLinear};
+use dualgemm::formats::FloatMatrix;
+use dualgemm::gemm::{AOperand, DualGemmDesc, OutputMut, Routing};
+use dualgemm::{AnyDesc, AnyPlan, AnyRunner, AnyWeights, Error, Target};
 use pyo3::prelude::*;
 
 use crate::error::facade;
@@ -42,7 +43,59 @@ pub struct Waiting<P: Problem> {
     runner: P::Runner,
 }
 
-/// The products that a run computes.
+/// A product by weights in 4 bits or in floats.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "few wait, and they are compared at each call")]
+pub enum Product {
+    /// Gate and up, a linear layer, a whole MLP or a mixture.
+    Packed(AnyDesc),
+    /// A linear layer of `n` × `k` floats, on the processor.
+    Floats { m: usize, n: usize, k: usize },
+}
+
+/// What computes it.
+pub enum ProductRunner {
+    Packed(AnyRunner),
+    Floats(FloatLinear),
+}
+
+/// What A is multiplied by.
+pub enum Weights<'a> {
+    /// And the router's choices of a mixture.
+    Packed(&'a AnyWeights, Option<Routing<'a>>),
+    /// And the bias.
+    Floats(FloatMatrix<'a>, Option<&'a [f32]>),
+}
+
+impl ProductRunner {
+    /// As [`AnyRunner::run`].
+    pub fn run(
+        &mut self,
+        a: &AOperand<'_>,
+        by: &Weights<'_>,
+        (c, add): (OutputMut<'_>, bool),
+    ) -> Result<Option<f32>, Error> {
+        match (self, by, a) {
+            (Self::Packed(runner), Weights::Packed(weights, routing), a) => {
+                runner.run(a, weights, *routing, (c, add))
+            }
+            (Self::Floats(runner), Weights::Floats(w, bias), AOperand::Float(a)) => {
+                Ok(runner.run(a, w, *bias, c).map(|()| None)?)
+            }
+            _ => Err(Error::operand("a product", "weights of another kind", "those it was planned for")),
+        }
+    }
+}
+
+/// What a target says of the processor.
+pub fn cpu_options(target: &Target) -> CpuOptions {
+    match target {
+        Target::Cpu(options) => *options,
+        _ => CpuOptions::default(),
+    }
+}
+
+/// The products of a run in 4 bits.
 fn products(desc: &AnyDesc) -> Vec<DualGemmDesc> {
     match desc {
         AnyDesc::Product(desc) => vec![*desc],
@@ -55,27 +108,39 @@ fn products(desc: &AnyDesc) -> Vec<DualGemmDesc> {
     }
 }
 
-impl Problem for AnyDesc {
-    type Runner = AnyRunner;
+impl Problem for Product {
+    type Runner = ProductRunner;
 
-    fn runner(&self, target: &Target) -> Result<AnyRunner, Error> {
-        AnyPlan::new(self, target)?.runner()
+    fn runner(&self, target: &Target) -> Result<ProductRunner, Error> {
+        Ok(match *self {
+            Self::Packed(desc) => ProductRunner::Packed(AnyPlan::new(&desc, target)?.runner()?),
+            Self::Floats { m, k, .. } => ProductRunner::Floats(FloatLinear::new(m, k, cpu_options(target))?),
+        })
     }
 
     fn waiting() -> &'static Mutex<Vec<Waiting<Self>>> {
-        static WAITING: Mutex<Vec<Waiting<AnyDesc>>> = Mutex::new(Vec::new());
+        static WAITING: Mutex<Vec<Waiting<Product>>> = Mutex::new(Vec::new());
         &WAITING
     }
 
     /// They hold A or C in up to 32 bits.
     fn bytes(&self) -> usize {
-        products(self).iter().map(|desc| 4 * desc.m.saturating_mul(desc.n + desc.k)).sum()
+        match self {
+            Self::Packed(desc) => {
+                products(desc).iter().map(|desc| 4 * desc.m.saturating_mul(desc.n + desc.k)).sum()
+            }
+            Self::Floats { m, k, .. } => 4 * m.saturating_mul(*k),
+        }
     }
 
     /// A mixture gathers and sums rows on the pool's threads.
     fn multiplications(&self) -> Option<usize> {
         let of = |d: &DualGemmDesc| d.op.matrices().saturating_mul(d.m).saturating_mul(d.n * d.k);
-        (!matches!(self, Self::Mixture(_))).then(|| products(self).iter().map(of).sum())
+        match self {
+            Self::Packed(AnyDesc::Mixture(_)) => None,
+            Self::Packed(desc) => Some(products(desc).iter().map(of).sum()),
+            Self::Floats { m, n, k } => Some(m.saturating_mul(*n).saturating_mul(*k)),
+        }
     }
 }
 

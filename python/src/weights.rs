@@ -2,9 +2,9 @@
 
 use dualgemm::checkpoint::{GateUpOrder, Half};
 use dualgemm::device::Stream;
-use dualgemm::formats::{QuantizedMatrix, ScaleLayout};
+use dualgemm::formats::QuantizedMatrix;
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
-use dualgemm::{AnyWeights, LayerCall, LayerShape, PackedLayer, Target};
+use dualgemm::{AnyWeights, LayerCall, PackedLayer, Target};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -34,9 +34,8 @@ fn half_of(
     half: Half,
 ) -> Result<QuantizedMatrix<'static>, dualgemm::Error> {
     let n = fused.rows() / 2;
-    let (codes, scales) = fused.dense_rows((0..n).map(|row| order.fused_row(half, row, n)));
-    let linear = ScaleLayout::Linear;
-    Ok(QuantizedMatrix::new(name, fused.format(), n, fused.k(), codes, scales, linear, fused.global_scale())?)
+    let rows: Vec<usize> = (0..n).map(|row| order.fused_row(half, row, n)).collect();
+    Ok(fused.pick(name, &rows)?)
 }
 
 impl Weights {
@@ -79,11 +78,10 @@ impl Weights {
         let options = LayerOptions::of(layer, keywords)?;
         let (packed, facts, activation, output_scale) = options.with_layer(py, path, |layer, features| {
             let activation = layer.activation()?.activation;
-            let (packed, facts) = options::pack_layer(layer, features, &options.target)?;
+            let facts = options::facts_of(layer, features.len());
+            let packed = PackedLayer::gate_up(layer.source(), features, options.target.clone())?;
             Ok((packed, facts, activation, layer.output_scale().ok().flatten()))
         })?;
-        let shape = LayerShape::gate_up(facts.n, facts.k, facts.format);
-        let packed = PackedLayer { weights: AnyWeights::Product(packed), target: options.target, shape };
         let this = Self::make(py, packed, facts, activation, output_scale)?;
         Packed::came_from(this.bind(py), path, layer, of_keywords(py, keywords)?)?;
         Ok(this)

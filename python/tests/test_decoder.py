@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
-from dualgemm import _patch, decoder, nn  # noqa: E402
+from dualgemm import _attention, decoder, nn  # noqa: E402
 
 # Without the token that pads.
 IDS = torch.arange(24)[None] * 7 % 95 + 1
@@ -382,14 +382,14 @@ def wide():
 
 def test_a_prompt_attends_as_with_transformers_close(patched, monkeypatch):
     model, seen = patched(wide, torch.bfloat16), []
-    attend = _patch.attend_prompt
+    attend = _attention.attend_prompt
 
     def watched(*args):
         out = attend(*args)
         seen.append(out is not None)
         return out
 
-    monkeypatch.setattr(_patch, "attend_prompt", watched)
+    monkeypatch.setattr(_attention, "attend_prompt", watched)
     ids = torch.arange(70)[None] * 7 % 95 + 1
 
     def logits(**how):
@@ -411,7 +411,7 @@ def test_a_prompt_attends_as_with_transformers_close(patched, monkeypatch):
     seen.clear()
     model(ids)
     assert not any(seen)
-    monkeypatch.setattr(_patch, "attend_prompt", lambda *args: None)
+    monkeypatch.setattr(_attention, "attend_prompt", lambda *args: None)
     theirs = logits()
     assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
 
@@ -422,7 +422,7 @@ def test_attention_of_a_prompt_is_no_further_off_than_torchs(heads, kv_heads, ro
     q = torch.randn(1, rows, heads, dim).bfloat16().transpose(1, 2)
     k, v = (torch.randn(1, kv_heads, rows, dim).bfloat16() for _ in range(2))
     with torch.no_grad():
-        ours = _patch.attend_prompt(q, k, v, None)
+        ours = _attention.attend_prompt(q, k, v, None)
         if ours is None:
             pytest.skip("this processor has no kernels of avx512bf16")
         k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
@@ -431,7 +431,7 @@ def test_attention_of_a_prompt_is_no_further_off_than_torchs(heads, kv_heads, ro
             for args in ((q.double(), k.double(), v.double()), (q, k, v))
         )
         assert (ours - want).abs().max() <= 1.5 * (theirs - want).abs().max()
-        assert _patch.attend_prompt(q.float(), k.float(), v.float(), None) is None
+        assert _attention.attend_prompt(q.float(), k.float(), v.float(), None) is None
 
 
 MODELING = "transformers.models.llama.modeling_llama."

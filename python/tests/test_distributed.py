@@ -152,6 +152,82 @@ def test_what_does_not_divide_is_named_on_each_rank(path):
 def test_ranks_that_disagree_are_named_on_each_rank(path):
     for rank, one in enumerate(on_ranks(2, what_does_not_divide, path)):
         assert one.keys() == {"layer", "split", "another", "scale", "one"}
-        assert "q_proj" in one["another"] and "o_proj" in one["another"] and "parts of one layer are needed" in one["another"]
+        assert "q_proj" in one["another"] and "o_proj" in one["another"] and "parts of one are needed" in one["another"]
         assert "quantize_a=0.1" in one["scale"] and "quantize_a=1.1" in one["scale"]
         assert "nowhere" in one["one"] and ("rank 1 of 2 has no part" in one["one"]) == (rank == 0)
+
+
+def config_of(family):
+    import transformers
+
+    small = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": 96, "tie_word_embeddings": False, "intermediate_size": 96,
+    }  # fmt: skip
+    more = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
+    return {
+        "llama": lambda: transformers.LlamaConfig(**small),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**small, **more, num_experts=5),
+        "few experts": lambda: transformers.Qwen3MoeConfig(**small, **more | {"num_experts_per_tok": 1}, num_experts=1),
+        "keys": lambda: transformers.LlamaConfig(**small | {"num_key_value_heads": 1}),
+    }[family]()
+
+
+def whole_models(group, rank, world, path):
+    """What each model writes whole and in parts, the difference of the logits, and what a rank has."""
+    import transformers
+
+    from dualgemm import hf, nn
+
+    said, prompt = {}, torch.arange(8)[None] * 7 % 96
+    for directory in sorted(pathlib.Path(path).glob("q.*")):
+        load = lambda directory: transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        model = load(directory.with_name(directory.name.replace("q.", "floats.")))
+        if directory.name == "q.llama":
+            model.model.layers[1].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
+        report = nn.patch_model(model, directory, group=group)
+        logits, texts = [], []
+        hf.register()
+        whole = load(directory)
+        hf.register(group=group)
+        for one in (whole, model, load(directory)):
+            with torch.no_grad():
+                logits.append(one(prompt).logits)
+                texts.append(one.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)[0].tolist())
+        attention, mlps = model.model.layers[0].self_attn, [layer.mlp for layer in model.model.layers]
+        held = [attention.q_proj.weights.shape[0], attention.k_proj.weights.shape[0], attention.o_proj.weights.shape[1]]
+        held += [m.weights.hidden if hasattr(m, "weights") else [m.experts.split, len(m.experts.weights.here)] for m in mlps]
+        errors = [close(one, logits[0]) for one in logits[1:]]
+        said[directory.name[2:]] = {"errors": errors, "texts": texts, "held": held, "left": report.left}
+    return said
+
+
+def test_a_model_in_parts_writes_what_the_whole_one_writes(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    import transformers
+
+    for family in ("llama", "qwen3_moe", "few experts", "keys"):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config_of(family), dtype=torch.bfloat16)
+        for p in model.parameters():
+            p.data = torch.randn_like(p) * (0.3 if p.dim() > 1 else 1)
+        model.save_pretrained(tmp_path / f"floats.{family}")
+        dualgemm.quantize_model(tmp_path / f"floats.{family}", tmp_path / f"q.{family}")
+    for rank, said in enumerate(on_ranks(2, whole_models, tmp_path)):
+        for family, one in said.items():
+            # Sums in f32, in another order.
+            assert max(one["errors"]) < 1e-5, (family, one["errors"])
+            assert one["texts"][0] == one["texts"][1] == one["texts"][2] and len(one["texts"][0]) == 32
+        held = {family: one["held"] for family, one in said.items()}
+        parted = [32, 16, 32]
+        assert held == {
+            "llama": [*parted, 48, 48],
+            "qwen3_moe": [*parted, ["experts", 2 + rank], 48],
+            "few experts": [*parted, ["features", 1], 48],
+            "keys": [64, 16, 64, 48, 48],
+        }
+        why = "whole on each of 2 ranks: the heads of k_proj, 1, are no multiple of that"
+        left = {f"model.layers.{i}.self_attn": why for i in (0, 1)}
+        assert said["keys"]["left"] == left | {"lm_head": "not in 4 bits in the checkpoint"}
+        why = "whole on each of 2 ranks: sinks is neither one of q_proj, k_proj, v_proj, o_proj nor of one head"
+        assert said["llama"]["left"]["model.layers.1.self_attn"] == why and len(said["llama"]["left"]) == 2

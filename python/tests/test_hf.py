@@ -206,7 +206,7 @@ def test_falcons_own_linear_layer_is_one_and_others_are_refused_by_name_close(tm
     assert isinstance(layer, nn.NVFP4Linear) and layer.bias.shape == (64,) and layer.bias.any()
     want = on_dequantized(load(floats), dequantized(path / "model.safetensors"))
     assert (log_probabilities(model, IDS) - log_probabilities(want, IDS)).abs().max() < 1e-3
-    monkeypatch.setattr("dualgemm._patch.PLAIN", set())
+    monkeypatch.setattr("dualgemm._plain.PLAIN", set())
     with pytest.raises(dualgemm.CheckpointError, match="weight is in 4 bits, and is a FalconLinear, which may do more"):
         load(path)
 
@@ -280,3 +280,18 @@ def test_experts_of_llama_4_take_all_tokens_for_each_close(tmp_path):
     patched = load(floats)
     nn.patch_model(patched, path)
     assert torch.equal(patched(IDS).logits, model(IDS).logits)
+    # Converted, each expert has tensors of its own.
+    dualgemm.convert(path, tmp_path / "apart", to="modelopt")
+    apart = load(tmp_path / "apart")
+    assert type(apart.model.layers[1].feed_forward.experts) is nn.NVFP4SortedExperts
+    assert torch.equal(apart(IDS).logits, model(IDS).logits)
+
+
+def test_a_state_that_fails_leaves_the_model_as_it_was(tmp_path):
+    _, path = made(tmp_path, llama(), "modelopt")
+    model = load(path)
+    model.lm_head._register_state_dict_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.save_pretrained(tmp_path / "again")
+    with pytest.raises(dualgemm.UnsupportedError, match="packed for kernels, cannot be saved"):
+        model.model.state_dict()

@@ -1,7 +1,9 @@
 """Whole models of transformers with their layers in 4 bits, against the same models on dequantized weights. Skipped,
 visibly, where torch or transformers is missing."""
 
+import contextlib
 import copy
+import types
 
 import numpy as np
 import pytest
@@ -125,6 +127,25 @@ def test_attention_of_one_token_is_that_of_transformers_close(tmp_path):
     AttentionInterface.register("sdpa", sdpa_attention_forward)
     for ours, theirs in zip(ours, (step(mask) for mask in (None, padded))):
         assert (ours - theirs).abs().max() < 1e-4
+
+
+def test_a_token_on_a_gpu_is_not_for_cudnn(monkeypatch):
+    from dualgemm._attention import attend
+
+    asked = []
+
+    def theirs(module, query, *more, **how):
+        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return 1 / query.value
+
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.sdpa_attention_forward", theirs)
+    for rows, value in ((1, 1), (1, 0), (2, 1)):
+        query = types.SimpleNamespace(shape=(1, 4, rows, 16), is_cuda=True, is_cpu=False, value=value)
+        key = types.SimpleNamespace(shape=(1, 2, 9, 16))
+        with contextlib.nullcontext() if value else pytest.raises(ZeroDivisionError):
+            attend(None, query, key, key, None)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert asked == [False, False, True]
 
 
 class Doubled(torch.nn.Linear):
@@ -354,6 +375,15 @@ def test_models_in_float32_stay_on_a_card(tiny, monkeypatch):
     assert "MLPs" not in str(report)
     mlps = [name for name in report.left if "mlp" in name]
     assert mlps and all("float32 on cuda:0, where float16" in report.left[name] for name in mlps)
+
+
+def test_what_stays_in_16_bits_is_torchs_on_a_card(tiny, monkeypatch):
+    from dualgemm import _patch
+
+    monkeypatch.setattr(_patch.Plan, "device", lambda self, name, weight: torch.device("cuda" if name == "lm_head" else "cpu"))
+    model = load(tiny / "floats", torch.bfloat16)
+    report = nn.patch_model(model, tiny / "q")
+    assert type(model.lm_head) is torch.nn.Linear and report.left == {"lm_head": "not in 4 bits in the checkpoint"}
 
 
 def test_what_a_card_computes_is_asked_while_transformers_builds_without_memory():

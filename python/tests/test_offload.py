@@ -34,6 +34,8 @@ def test_the_example_writes_what_the_model_writes(tmp_path):
     assert not (tmp_path / "q.floats").exists()
     report, where, speed, tokens = example("run", path, "--device", "cpu", "--prompt", "9", "--tokens", "5")
     assert "8 linear layers, 2 blocks of 8 experts" in report
+    # With accelerate's hooks, which one device needs nowhere, no layer would.
+    assert "2 layers take a token in one call" in report
     assert where.startswith("2 blocks of experts, 0.00 GiB on cpu") and "decode:" in speed
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(path), dtype=torch.bfloat16)
     nn.patch_model(model, path)
@@ -49,20 +51,49 @@ def test_the_example_writes_what_the_model_writes(tmp_path):
     assert ast.literal_eval(tokens) == want[0, 9:].tolist()
 
 
-def test_tokens_come_to_the_experts_and_results_go_back(monkeypatch):
+Q = lambda rows, k: dualgemm.quantize(torch.randn(rows, k))
+MLP = lambda: {"gate": Q(32, 64), "up": Q(32, 64), "down": Q(64, 32)}
+BLOCKS = {
+    "linear": lambda: nn.NVFP4Linear(dualgemm.Linear.from_tensors(Q(64, 64))),
+    "mlp": lambda: nn.NVFP4GatedMLP(dualgemm.Mlp.from_tensors(**MLP())),
+    "experts": lambda: nn.NVFP4Experts(dualgemm.Experts.from_tensors([MLP() for _ in range(3)])),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_tokens_come_to_the_weights_and_results_go_back(monkeypatch, block):
     """Which device each tensor was sent to, of a block on the processor that is given tensors of another."""
-    q = lambda rows, k: dualgemm.quantize(torch.randn(rows, k))
-    weights = dualgemm.Experts.from_tensors([{"gate": q(32, 64), "up": q(32, 64), "down": q(64, 32)} for _ in range(3)])
-    block = nn.NVFP4Experts(weights)
+    module = BLOCKS[block]()
     args = torch.randn(4, 64), torch.tensor([[0, 2]] * 4), torch.rand(4, 2)
-    want, sent = block(*args), []
+    args = args if block == "experts" else args[:1]
+    want, sent = module(*args), []
     to = torch.Tensor.to
 
-    def recorded(self, device, *more):
-        sent.append((tuple(self.shape), str(device)))
-        return to(self, device, *more)
+    def recorded(self, where, *more):
+        if isinstance(where, torch.device):
+            sent.append((tuple(self.shape), str(where)))
+        return to(self, where, *more)
 
     monkeypatch.setattr(torch.Tensor, "to", recorded)
-    block._place = torch.device("cpu", 0)
-    assert torch.equal(block(*args), want)
-    assert sent == [((4, 64), "cpu:0"), ((4, 2), "cpu:0"), ((4, 2), "cpu:0"), ((4, 64), "cpu")]
+    module._place = torch.device("cpu", 0)
+    assert torch.equal(module(*args), want)
+    assert sent == [*((tuple(t.shape), "cpu:0") for t in args), ((4, 64), "cpu")]
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_hooks_stay_where_what_is_not_packed_has_several_places(place):
+    """The model's own brings tokens to it; the others are for weights that accelerate moves."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    from dualgemm import hf
+
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4, device=place))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), inner)
+    for module in model.modules():
+        add_hook_to_module(module, AlignDevicesHook())
+    hf.without_hooks(model)
+    hooked = [name for name, module in model.named_modules() if hasattr(module, "_hf_hook")]
+    assert hooked == ([""] if place == "cpu" else ["", "0", "1", "1.0"])
+    if place == "cpu":
+        x = torch.randn(3, 4)
+        assert torch.equal(model(x), inner[0](model[0](x)))

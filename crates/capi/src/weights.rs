@@ -4,17 +4,14 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 
-use dualgemm::checkpoint::{Checkpoint, MlpKind, OpenOptions};
+use dualgemm::checkpoint::{Checkpoint, MlpKind, OpenOptions, Which};
 use dualgemm::device::Stream;
 use dualgemm::gemm::{Activation, GateUp, GatedMlp, Linear, RouterWeights};
-use dualgemm::{AnyWeights, DeviceGateUp, DualGemm, LayerShape, PackedLayer, Target};
+use dualgemm::{DeviceGateUp, LayerShape, PackedLayer, Target};
 
 use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
 use crate::types::{block_format, dualgemm_matrix, layout};
-
-/// Features that are read from a checkpoint at a time.
-const RUN: usize = 1024;
 
 /// Gate and up of one gated MLP, a linear layer, a whole MLP or the experts of a mixture, packed for a target.
 #[derive(Debug)]
@@ -94,7 +91,14 @@ pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        let pack = |checkpoint: &Checkpoint, target| from_checkpoint(target, checkpoint, layer, rank, world);
+        let pack = |checkpoint: &Checkpoint, target| {
+            let source = checkpoint.gate_up_source(layer, Which::Dense)?;
+            // The features are columns of the down projection, whose blocks are never split.
+            let down = format!("the down projection of layer {layer}");
+            let features = source.format().shard(&down, source.n(), rank, world)?;
+            let activation = activation_of(checkpoint, layer, MlpKind::Dense);
+            Ok(dualgemm_weights { layer: PackedLayer::gate_up(&source, features, target)?, activation })
+        };
         // SAFETY: strings or null, and `out` can be written, by the caller's word.
         unsafe { give_packed(target, path, out, pack) }
     })
@@ -151,7 +155,7 @@ pub unsafe extern "C" fn dualgemm_linear_from_checkpoint(
         // SAFETY: `module` is a string or null, by the caller's word.
         let module = unsafe { text("module", module) }?;
         let pack = |checkpoint: &Checkpoint, target| {
-            Ok(PackedLayer::product(&dualgemm::linear(checkpoint.linear(module)?), target)?.into())
+            Ok(PackedLayer::product(&checkpoint.linear(module)?, target)?.into())
         };
         // SAFETY: strings or null, and `out` can be written, by the caller's word.
         unsafe { give_packed(target, path, out, pack) }
@@ -172,8 +176,7 @@ pub unsafe extern "C" fn dualgemm_mlp_from_checkpoint(
     report(|| {
         let pack = |checkpoint: &Checkpoint, target| {
             checkpoint.check_whole(layer, MlpKind::Dense)?;
-            let gate_up = dualgemm::weights(checkpoint.gate_up(layer)?);
-            let mlp = GatedMlp { gate_up, down: dualgemm::linear(checkpoint.down(layer)?) };
+            let mlp = GatedMlp { gate_up: checkpoint.gate_up(layer)?, down: checkpoint.down(layer)? };
             let activation = activation_of(checkpoint, layer, MlpKind::Dense);
             Ok(dualgemm_weights { layer: PackedLayer::mlp(&mlp, target)?, activation })
         };
@@ -202,12 +205,11 @@ pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
                     "this family's router weighs what goes into experts; plans weigh what comes out";
                 return Err(Failure::unsupported(message.into()));
             }
-            let experts = checkpoint.experts(layer)?;
-            let count = experts.ids().last().map_or(0, |last| last + 1);
+            let count = checkpoint.experts(layer)?.last().map_or(0, |last| last + 1);
             let read = |expert| {
-                let gate_up = experts.gate_up_source(expert)?;
-                let gate_up = dualgemm::weights(gate_up.features(0..gate_up.n())?);
-                Ok(GatedMlp { gate_up, down: dualgemm::linear(experts.down_source(expert)?.read()?) })
+                let gate_up = checkpoint.gate_up_source(layer, Which::Expert(expert))?.read()?;
+                let down = checkpoint.down_source(layer, Which::Expert(expert))?.read()?;
+                Ok(GatedMlp { gate_up, down })
             };
             let mlps = (0..count).map(read).collect::<Result<Vec<_>, dualgemm::Error>>()?;
             let activation = activation_of(checkpoint, layer, MlpKind::Experts);
@@ -277,26 +279,6 @@ pub unsafe extern "C" fn dualgemm_linear_from_tensors(
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, || Ok(PackedLayer::product(&layer, target)?.into())) }
     })
-}
-
-fn from_checkpoint(
-    target: Target,
-    checkpoint: &Checkpoint,
-    layer: usize,
-    rank: usize,
-    world: usize,
-) -> Result<dualgemm_weights, Failure> {
-    let source = checkpoint.gate_up_source(layer)?;
-    let (n, k, format) = (source.n(), source.k(), source.format());
-    // The features are columns of the down projection, whose blocks are never split.
-    let features = format.shard(&format!("the down projection of layer {layer}"), n, rank, world)?;
-    let shape = LayerShape::gate_up(features.len(), k, format);
-    let run = |at: usize| Ok(dualgemm::weights(source.features(at..features.end.min(at + RUN))?));
-    let plan = DualGemm::plan_for_packing((shape.n, k), format, &target)?;
-    let packed = plan.prepack_runs(features.clone().step_by(RUN).map(run))?;
-    let activation = activation_of(checkpoint, layer, MlpKind::Dense);
-    let layer = PackedLayer { weights: AnyWeights::Product(packed), target, shape };
-    Ok(dualgemm_weights { layer, activation })
 }
 
 /// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
@@ -382,11 +364,8 @@ unsafe fn from_device(
         global_scales: [gate.global_scale, up.global_scale],
         bias: [None; 2],
     };
-    let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     // SAFETY: the caller's promise.
-    let weights = AnyWeights::Product(unsafe { plan.prepack_device(&pair, stream) }?);
-    let shape = LayerShape::gate_up(n, k, format);
-    Ok(PackedLayer { weights, target, shape }.into())
+    Ok(unsafe { PackedLayer::gate_up_on_device(&pair, target, stream) }?.into())
 }
 
 /// The shape of what plans for the weights compute: `n` features of C, `k` elements of A. Either pointer may be null.

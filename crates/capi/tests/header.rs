@@ -66,7 +66,7 @@ fn the_c_example_computes_what_rust_computes_exact() {
     let found: Vec<f32> = found.split_whitespace().map(|x| x.parse().unwrap()).collect();
 
     let checkpoint = Checkpoint::open(&path, &OpenOptions::default()).unwrap();
-    let weights = dualgemm::weights(checkpoint.gate_up(0).unwrap());
+    let weights = checkpoint.gate_up(0).unwrap();
     let (m, n, k) = (4, weights.n(), weights.k());
     let a: Vec<f32> = (0..m * k).map(|i| (i % 23) as f32 / 8.0 - 1.0).collect();
     let a = AOperand::Float(FloatMatrix::F32(Matrix::new("a", m, k, a).unwrap()));

@@ -8,7 +8,8 @@
 //!
 //! A result is `c`, or `c_packed`, `c_scale`, `c_scale_2`.
 
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::AOperand;
 
 use crate::error::list;
 use crate::{Dtype, Error, TensorFiles};
@@ -31,127 +32,98 @@ const RESULT: Role = Role {
 const PREFIXES: [&str; 2] = ["a", "c"];
 pub(crate) const LAYOUT_KEY: &str = "scale_layout";
 
-/// A matrix of activations, as stored.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Activations<'a> {
-    /// f32, f16 or bf16.
-    Float(FloatMatrix<'a>),
-    /// nvfp4.
-    Quantized(QuantizedMatrix<'a>),
+/// Finds the operand of a file: the tensor named, or the nvfp4 triple if there is one, or the only tensor.
+///
+/// # Errors
+/// If there is no such tensor, there are several and none is named, or one has the wrong type or shape.
+pub fn read<'a>(files: &'a TensorFiles, tensor: Option<&str>) -> Result<AOperand<'a>, Error> {
+    find(files, tensor, &OPERAND)
 }
 
-impl<'a> Activations<'a> {
-    /// Finds the operand of a file: the tensor named, or the nvfp4 triple if there is one, or the only tensor.
-    ///
-    /// # Errors
-    /// If there is no such tensor, there are several and none is named, or one has the wrong type or shape.
-    pub fn read(files: &'a TensorFiles, tensor: Option<&str>) -> Result<Self, Error> {
-        Self::find(files, tensor, &OPERAND)
-    }
+/// [`read`] for a file that holds a result, C `[M, N]`; errors say so.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_result<'a>(files: &'a TensorFiles, tensor: Option<&str>) -> Result<AOperand<'a>, Error> {
+    find(files, tensor, &RESULT)
+}
 
-    /// [`read`](Self::read) for a file that holds a result, C `[M, N]`; errors say so.
-    ///
-    /// # Errors
-    /// Those of [`read`](Self::read).
-    pub fn read_result(files: &'a TensorFiles, tensor: Option<&str>) -> Result<Self, Error> {
-        Self::find(files, tensor, &RESULT)
+fn find<'a>(files: &'a TensorFiles, tensor: Option<&str>, role: &Role) -> Result<AOperand<'a>, Error> {
+    let &Role { option, valid } = role;
+    let fault = |found| Error::Activations { file: files.root().into(), found, valid };
+    if let Some(name) = tensor {
+        let view = files.get(name).ok_or_else(|| {
+            fault(format!("no tensor `{name}` among {}", list(files.tensors().map(|t| t.name))))
+        })?;
+        return view.float_matrix().map(AOperand::Float);
     }
+    if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
+        return match files.get(prefix) {
+            None => read_triple(files, prefix, valid),
+            Some(_) => Err(fault(format!("both `{prefix}` and `{prefix}_packed`, and {option} names none"))),
+        };
+    }
+    let mut tensors = files.tensors();
+    match (tensors.next(), tensors.next()) {
+        (Some(view), None) => view.float_matrix().map(AOperand::Float),
+        (None, _) => Err(fault("no tensor".into())),
+        _ => Err(fault(format!(
+            "several tensors ({}), and {option} names none",
+            list(files.tensors().map(|t| t.name))
+        ))),
+    }
+}
 
-    fn find(files: &'a TensorFiles, tensor: Option<&str>, role: &Role) -> Result<Self, Error> {
-        let &Role { option, valid } = role;
-        let fault = |found| Error::Activations { file: files.root().into(), found, valid };
-        if let Some(name) = tensor {
-            let view = files.get(name).ok_or_else(|| {
-                fault(format!("no tensor `{name}` among {}", list(files.tensors().map(|t| t.name))))
-            })?;
-            return view.float_matrix().map(Self::Float);
-        }
-        if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
-            return match files.get(prefix) {
-                None => Self::read_triple(files, prefix, valid),
-                Some(_) => {
-                    Err(fault(format!("both `{prefix}` and `{prefix}_packed`, and {option} names none")))
-                }
-            };
-        }
-        let mut tensors = files.tensors();
-        match (tensors.next(), tensors.next()) {
-            (Some(view), None) => view.float_matrix().map(Self::Float),
-            (None, _) => Err(fault("no tensor".into())),
-            _ => Err(fault(format!(
-                "several tensors ({}), and {option} names none",
-                list(files.tensors().map(|t| t.name))
-            ))),
-        }
+fn read_triple<'a>(files: &'a TensorFiles, prefix: &str, valid: &'static str) -> Result<AOperand<'a>, Error> {
+    let get = |name: String| {
+        files.get(&name).ok_or_else(|| Error::Activations {
+            file: files.root().into(),
+            found: format!("`{prefix}_packed` without `{name}`"),
+            valid,
+        })
+    };
+    let codes = get(format!("{prefix}_packed"))?;
+    let scales = get(format!("{prefix}_scale"))?;
+    let global = get(format!("{prefix}_scale_2"))?;
+    if codes.dtype != Dtype::U8 {
+        return Err(codes.dtype_error("packed activations", "U8"));
     }
-
-    fn read_triple(files: &'a TensorFiles, prefix: &str, valid: &'static str) -> Result<Self, Error> {
-        let get = |name: String| {
-            files.get(&name).ok_or_else(|| Error::Activations {
-                file: files.root().into(),
-                found: format!("`{prefix}_packed` without `{name}`"),
-                valid,
-            })
-        };
-        let codes = get(format!("{prefix}_packed"))?;
-        let scales = get(format!("{prefix}_scale"))?;
-        let global = get(format!("{prefix}_scale_2"))?;
-        if codes.dtype != Dtype::U8 {
-            return Err(codes.dtype_error("packed activations", "U8"));
-        }
-        if !matches!(scales.dtype, Dtype::F8E4m3 | Dtype::U8) {
-            return Err(scales.dtype_error("nvfp4 block scales", "F8_E4M3 or U8"));
-        }
-        let &[rows, row_bytes] = codes.shape else {
-            return Err(codes.shape_error("packed activations", "[M, K / 2]".into()));
-        };
-        let k = row_bytes.saturating_mul(2);
-        let flat = || -> Result<ScaleLayout, Error> {
-            let name = files.metadata().get(LAYOUT_KEY).map(String::as_str);
-            let layout = ScaleLayout::ALL.into_iter().find(|l| Some(l.to_string().as_str()) == name);
-            layout.ok_or_else(|| {
-                let valid = format!("[{rows}, {}], or flat with `{LAYOUT_KEY}` in the metadata", k / 16);
-                scales.shape_error("block scales", valid)
-            })
-        };
-        let layout = match *scales.shape {
-            [r, c] if r == rows && c == k / 16 => ScaleLayout::Linear,
-            [_] => flat()?,
-            _ => return Err(scales.shape_error("block scales", format!("[{rows}, {}]", k / 16))),
-        };
-        let held = match (global.dtype, global.elements()) {
-            (Dtype::F32, 1) => global.to_f32("a tensor scale")?[0],
-            (Dtype::F32, _) => return Err(global.shape_error("a tensor scale", "[1]".into())),
-            _ => return Err(global.dtype_error("a tensor scale", "F32")),
-        };
-        QuantizedMatrix::new(
-            codes.name,
-            BlockFormat::Nvfp4,
-            rows,
-            k,
-            codes.bytes,
-            scales.bytes,
-            layout,
-            GlobalScale::multiplier(held),
-        )
-        .and_then(|m| m.check_scales().map(|()| m))
-        .map(Self::Quantized)
-        .map_err(|source| Error::Format { file: files.root().into(), source })
+    if !matches!(scales.dtype, Dtype::F8E4m3 | Dtype::U8) {
+        return Err(scales.dtype_error("nvfp4 block scales", "F8_E4M3 or U8"));
     }
-
-    /// Rows: M.
-    pub fn rows(&self) -> usize {
-        match self {
-            Self::Float(m) => m.rows(),
-            Self::Quantized(m) => m.rows(),
-        }
-    }
-
-    /// Elements per row: K.
-    pub fn k(&self) -> usize {
-        match self {
-            Self::Float(m) => m.cols(),
-            Self::Quantized(m) => m.k(),
-        }
-    }
+    let &[rows, row_bytes] = codes.shape else {
+        return Err(codes.shape_error("packed activations", "[M, K / 2]".into()));
+    };
+    let k = row_bytes.saturating_mul(2);
+    let flat = || -> Result<ScaleLayout, Error> {
+        let name = files.metadata().get(LAYOUT_KEY).map(String::as_str);
+        let layout = ScaleLayout::ALL.into_iter().find(|l| Some(l.to_string().as_str()) == name);
+        layout.ok_or_else(|| {
+            let valid = format!("[{rows}, {}], or flat with `{LAYOUT_KEY}` in the metadata", k / 16);
+            scales.shape_error("block scales", valid)
+        })
+    };
+    let layout = match *scales.shape {
+        [r, c] if r == rows && c == k / 16 => ScaleLayout::Linear,
+        [_] => flat()?,
+        _ => return Err(scales.shape_error("block scales", format!("[{rows}, {}]", k / 16))),
+    };
+    let held = match (global.dtype, global.elements()) {
+        (Dtype::F32, 1) => global.to_f32("a tensor scale")?[0],
+        (Dtype::F32, _) => return Err(global.shape_error("a tensor scale", "[1]".into())),
+        _ => return Err(global.dtype_error("a tensor scale", "F32")),
+    };
+    QuantizedMatrix::new(
+        codes.name,
+        BlockFormat::Nvfp4,
+        rows,
+        k,
+        codes.bytes,
+        scales.bytes,
+        layout,
+        GlobalScale::multiplier(held),
+    )
+    .and_then(|m| m.check_scales().map(|()| m))
+    .map(AOperand::Quantized)
+    .map_err(|source| Error::Format { file: files.root().into(), source })
 }

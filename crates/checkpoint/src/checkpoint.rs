@@ -9,18 +9,18 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use dualgemm_formats::ScaleLayout;
-use dualgemm_gemm::Activation;
+use dualgemm_gemm::{Activation, GateUp, Linear};
 
 use crate::convention::{Convention, Evidence};
 use crate::error::list;
 use crate::families::{self, Origin, Owner, Said, Stated};
 use crate::gate_up::GateUpOrder;
-use crate::module::{Mlp, MlpKind, ModuleIndex, Projection};
+use crate::module::{Mlp, MlpKind, ModuleIndex, Projection, Which};
 use crate::scheme::{Scheme, Schemes};
-use crate::source::{GateUp, GateUpSource};
+use crate::source::{GateUpSource, LinearSource};
 use crate::{Error, TensorFiles};
 
-pub use modules::{Linear, LinearSource, ModuleInfo};
+pub use modules::ModuleInfo;
 
 /// Which nibble of a byte holds the even element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -268,7 +268,7 @@ impl Checkpoint {
                 found: list(all.iter().map(|m| format!("{} `{}`", m.kind, m.path))),
                 valid: match kind {
                     MlpKind::Dense => {
-                        let ids = self.experts(layer).map_or(Vec::new(), |experts| experts.ids);
+                        let ids = self.experts(layer).unwrap_or_default();
                         let ids = ids.first().zip(ids.last());
                         let ids = ids.map_or(String::new(), |(first, last)| format!(" {first} to {last}"));
                         let has = |kind| all.iter().any(|m| m.kind == kind);
@@ -300,55 +300,63 @@ impl Checkpoint {
         }
     }
 
+    /// An MLP of a layer, and which of its experts is asked for.
+    fn find(&self, layer: usize, which: Which) -> Result<(&Mlp, Option<usize>), Error> {
+        let mlp = self.mlp(layer, which.kind())?;
+        let Which::Expert(expert) = which else { return Ok((mlp, None)) };
+        let ids = self.experts(layer)?;
+        if ids.binary_search(&expert).is_err() {
+            return Err(Error::NoExpert { path: mlp.path.clone(), expert, exist: list(&ids) });
+        }
+        Ok((mlp, Some(expert)))
+    }
+
     /// Gate and up of a layer's dense MLP.
     ///
     /// # Errors
     /// If there is no such layer, it holds experts only, or a tensor is missing, not quantized or breaks a rule.
     pub fn gate_up(&self, layer: usize) -> Result<GateUp<'_>, Error> {
-        self.gate_up_source(layer)?.read()
+        self.gate_up_source(layer, Which::Dense)?.read()
     }
 
-    /// The same before it is read, to be taken a run of features at a time.
-    pub fn gate_up_source(&self, layer: usize) -> Result<GateUpSource<'_>, Error> {
-        self.source_of(self.mlp(layer, MlpKind::Dense)?, None)
+    /// Gate and up of an MLP before they are read, to be taken a run of features at a time.
+    pub fn gate_up_source(&self, layer: usize, which: Which) -> Result<GateUpSource<'_>, Error> {
+        let (mlp, expert) = self.find(layer, which)?;
+        self.source_of(mlp, expert)
     }
 
     /// The down projection of a layer's dense MLP.
     pub fn down(&self, layer: usize) -> Result<Linear<'_>, Error> {
-        self.down_source(layer)?.read()
+        self.down_source(layer, Which::Dense)?.read()
     }
 
-    /// The same before it is read, to be taken a run of features at a time.
-    pub fn down_source(&self, layer: usize) -> Result<LinearSource<'_>, Error> {
-        self.down_source_of(self.mlp(layer, MlpKind::Dense)?, None)
+    /// The down projection of an MLP before it is read, to be taken a run of features at a time.
+    pub fn down_source(&self, layer: usize, which: Which) -> Result<LinearSource<'_>, Error> {
+        let (mlp, expert) = self.find(layer, which)?;
+        let own = mlp.own(expert);
+        let module = mlp.module(own, Projection::Down);
+        self.layer_source(module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?, expert)
     }
 
-    /// Whether an MLP of a layer, or one of its routed experts, has a down projection at all, as part of a checkpoint may not.
-    pub fn has_down(&self, layer: usize, kind: MlpKind, expert: Option<usize>) -> bool {
-        self.mlp(layer, kind).is_ok_and(|mlp| mlp.module(mlp.own(expert), Projection::Down).is_some())
+    /// Whether an MLP of a layer has a down projection at all, as part of a checkpoint may not.
+    pub fn has_down(&self, layer: usize, which: Which) -> bool {
+        self.find(layer, which)
+            .is_ok_and(|(mlp, expert)| mlp.module(mlp.own(expert), Projection::Down).is_some())
     }
 
-    /// Gate and up of a layer's shared expert, not yet read.
-    pub fn shared_gate_up_source(&self, layer: usize) -> Result<GateUpSource<'_>, Error> {
-        self.source_of(self.mlp(layer, MlpKind::Shared)?, None)
-    }
-
-    /// The down projection of a layer's shared expert, not yet read.
-    pub fn shared_down_source(&self, layer: usize) -> Result<LinearSource<'_>, Error> {
-        self.down_source_of(self.mlp(layer, MlpKind::Shared)?, None)
-    }
-
-    /// The routed experts of a layer, whether each has tensors of its own or all share one.
+    /// Numbers of the routed experts of a layer, ascending, whether each has tensors of its own or all share one. A file that
+    /// holds a part of a model may have gaps.
     ///
     /// # Errors
     /// If there is no such layer or it has no experts.
-    pub fn experts(&self, layer: usize) -> Result<Experts<'_>, Error> {
+    pub fn experts(&self, layer: usize) -> Result<Vec<usize>, Error> {
         let mlp = self.mlp(layer, MlpKind::Experts)?;
-        if let Some(module) = mlp.of_all_experts().filter(|_| self.expert_ids(mlp).is_empty()) {
+        let ids = self.expert_ids(mlp);
+        if let Some(module) = mlp.of_all_experts().filter(|_| ids.is_empty()) {
             // Why their number is not known.
             self.stored(module)?;
         }
-        Ok(Experts { checkpoint: self, mlp, ids: self.expert_ids(mlp) })
+        Ok(ids)
     }
 
     pub(crate) fn expert_ids(&self, mlp: &Mlp) -> Vec<usize> {
@@ -362,12 +370,6 @@ impl Checkpoint {
             Some(_) => (0..self.stored(module).ok().and_then(|s| s.experts).unwrap_or(0)).collect(),
             None => Vec::new(),
         }
-    }
-
-    pub(crate) fn down_source_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<LinearSource<'_>, Error> {
-        let own = mlp.own(expert);
-        let module = mlp.module(own, Projection::Down);
-        self.layer_source(module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?, expert)
     }
 
     /// A quantized module by name, for example an attention projection.
@@ -384,52 +386,5 @@ impl Checkpoint {
             return Err(self.no_module(module));
         }
         self.layer_source(module, None)
-    }
-}
-
-/// The routed experts of one layer. All that take an expert fail as [`gate_up`](Self::gate_up) does.
-#[derive(Debug)]
-pub struct Experts<'a> {
-    checkpoint: &'a Checkpoint,
-    mlp: &'a Mlp,
-    ids: Vec<usize>,
-}
-
-impl<'a> Experts<'a> {
-    /// Numbers of the experts, ascending. A file that holds a part of a model may have gaps.
-    pub fn ids(&self) -> &[usize] {
-        &self.ids
-    }
-
-    fn check(&self, expert: usize) -> Result<(), Error> {
-        if self.ids.binary_search(&expert).is_ok() {
-            return Ok(());
-        }
-        Err(Error::NoExpert { path: self.mlp.path.clone(), expert, exist: list(&self.ids) })
-    }
-
-    /// Gate and up of an expert.
-    ///
-    /// # Errors
-    /// If there is no such expert, or a tensor is missing, not quantized or breaks a rule.
-    pub fn gate_up(&self, expert: usize) -> Result<GateUp<'a>, Error> {
-        self.gate_up_source(expert)?.read()
-    }
-
-    /// The same before it is read, to be taken a run of features at a time.
-    pub fn gate_up_source(&self, expert: usize) -> Result<GateUpSource<'a>, Error> {
-        self.check(expert)?;
-        self.checkpoint.source_of(self.mlp, Some(expert))
-    }
-
-    /// The down projection of an expert.
-    pub fn down(&self, expert: usize) -> Result<Linear<'a>, Error> {
-        self.down_source(expert)?.read()
-    }
-
-    /// The same before it is read, to be taken a run of features at a time.
-    pub fn down_source(&self, expert: usize) -> Result<LinearSource<'a>, Error> {
-        self.check(expert)?;
-        self.checkpoint.down_source_of(self.mlp, Some(expert))
     }
 }

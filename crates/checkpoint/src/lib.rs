@@ -13,18 +13,18 @@
 //! | [`validate`](mod@validate) | every rule, every finding |
 //! | [`linear`] | what producers quantize and engines fuse, by name |
 //! | [`FusedExperts`] | experts in two float tensors, taken apart as producers do |
-//! | [`Activations`] | operands and results of the product |
+//! | [`activations`] | operands and results of the product |
 //! | [`write`](mod@write) | ModelOpt, compressed-tensors and GGUF, whole or not at all |
 //!
 //! ```
-//! use dualgemm_checkpoint::{Checkpoint, Error, OpenOptions};
+//! use dualgemm_checkpoint::{Checkpoint, Error, OpenOptions, Which};
 //!
 //! # fn main() -> Result<(), Error> {
 //! # let path = std::path::Path::new("../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
 //! let checkpoint = Checkpoint::open(path, &OpenOptions::default())?;
 //! let mlp = checkpoint.gate_up(0)?;
 //! assert_eq!((mlp.gate.rows(), mlp.gate.k()), (1536, 576));
-//! assert!(mlp.input_scales()?.is_some());
+//! assert!(checkpoint.gate_up_source(0, Which::Dense)?.input_scales()?.is_some());
 //! # Ok(())
 //! # }
 //! ```
@@ -58,10 +58,7 @@ mod scheme;
 mod source;
 mod tensor;
 
-pub use activations::Activations;
-pub use checkpoint::{
-    BadInputScale, Checkpoint, Experts, Linear, LinearSource, MlpInfo, ModuleInfo, NibbleOrder, OpenOptions,
-};
+pub use checkpoint::{BadInputScale, Checkpoint, MlpInfo, ModuleInfo, NibbleOrder, OpenOptions};
 pub use dtype::{Dtype, GGML_TYPES, GgmlType};
 pub use error::Error;
 pub use families::{Family, Origin, Stated};
@@ -69,8 +66,8 @@ pub use files::{JsonFile, TensorFiles};
 pub use fused_experts::{FloatWeight, FusedExperts};
 pub use gate_up::{GateUpOrder, Half};
 pub use model_config::model_field;
-pub use module::MlpKind;
-pub use source::{GateUp, GateUpSource, MatrixSource, ScaleOrigin};
+pub use module::{MlpKind, Which};
+pub use source::{GateUpSource, LinearSource, ScaleOrigin};
 pub use tensor::{TensorInfo, TensorView};
 pub use validate::validate;
 #[cfg(feature = "write")]

@@ -47,6 +47,28 @@ impl std::fmt::Display for MlpKind {
     }
 }
 
+/// One MLP of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// The layer's one MLP.
+    Dense,
+    /// The expert that every token goes through.
+    Shared,
+    /// A routed expert.
+    Expert(usize),
+}
+
+impl Which {
+    /// Which of a layer's MLPs it is, or is one of.
+    pub fn kind(self) -> MlpKind {
+        match self {
+            Self::Dense => Dense,
+            Self::Shared => Shared,
+            Self::Expert(_) => Experts,
+        }
+    }
+}
+
 use MlpKind::{Dense, Experts, Shared};
 use Projection::{Down, Gate, GateUp, Up};
 

@@ -18,7 +18,6 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
 
@@ -216,57 +215,45 @@ impl<'a> Stored<'a> {
     }
 
     /// Some rows of the matrix, or of that of an expert, whose number is below [`experts`](Self::experts). What is not
-    /// stored as rows is brought into rows for these alone.
-    pub(crate) fn packed_rows(
+    /// stored as rows is brought into rows for these alone. `name` is what error messages call it.
+    pub(crate) fn matrix(
         &self,
+        name: String,
         expert: Option<usize>,
         global: GlobalScale,
         rows: Range<usize>,
-    ) -> Packed<'a> {
-        let (k, block) = (self.k, self.format.block_len());
+    ) -> Result<QuantizedMatrix<'a>, dualgemm_formats::Error> {
         let codes = self.part(self.weight.bytes, expert);
         let scales = self.part(self.scales.as_ref().map_or(&[][..], |s| s.bytes), expert);
-        let dense = |codes: Cow<'a, [u8]>, scales: Cow<'a, [u8]>, layout, rows| Packed {
-            name: self.name(expert),
-            format: self.format,
-            rows,
-            k,
-            codes,
-            scales,
-            layout,
-            global,
+        let owned = |(codes, scales): (Vec<u8>, Vec<u8>)| {
+            (Cow::Owned(codes), Cow::Owned(scales), ScaleLayout::Linear, rows.len())
         };
-        let owned = |codes: Vec<u8>, scales: Vec<u8>| {
-            dense(codes.into(), scales.into(), ScaleLayout::Linear, rows.len())
-        };
-        let mut packed = match self.arrangement {
-            Arrangement::Rows(layout) => {
-                dense(codes.into(), scales.into(), layout, self.rows).rows(rows.clone())
-            }
+        let (codes, scales, layout, count) = match self.arrangement {
+            Arrangement::Rows(layout) => (codes.into(), scales.into(), layout, self.rows),
             Arrangement::Transposed => {
-                owned(transpose(codes, self.rows, rows.clone()), transpose(scales, self.rows, rows.clone()))
+                let transposed = |bytes| transpose(bytes, self.rows, rows.clone());
+                owned((transposed(codes), transposed(scales)))
             }
-            Arrangement::Gguf => {
-                let row_bytes = codes.len() / self.rows;
-                let codes = &codes[rows.start * row_bytes..rows.end * row_bytes];
-                match self.format {
-                    BlockFormat::Nvfp4 => {
-                        let (mut c, mut s) =
-                            (vec![0; rows.len() * (k / 2)], vec![0; rows.len() * (k / block)]);
-                        gguf::unpack_row(codes, &mut c, &mut s);
-                        owned(c, s)
-                    }
-                    BlockFormat::Mxfp4 => {
-                        let (codes, scales) = mxfp4::unpack(codes);
-                        owned(codes, scales)
-                    }
-                }
-            }
+            Arrangement::Gguf => owned(self.unpacked(codes, rows.clone())),
         };
-        if self.swap_nibbles {
-            packed.codes.to_mut().iter_mut().for_each(|b| *b = b.rotate_left(4));
+        let matrix = QuantizedMatrix::new(name, self.format, count, self.k, codes, scales, layout, global)?;
+        let matrix = if count == rows.len() { matrix } else { matrix.into_rows(rows)? };
+        Ok(if self.swap_nibbles { matrix.with_swapped_nibbles() } else { matrix })
+    }
+
+    /// Codes and scales of some rows of GGUF blocks.
+    fn unpacked(&self, blocks: &[u8], rows: Range<usize>) -> (Vec<u8>, Vec<u8>) {
+        let row_bytes = blocks.len() / self.rows;
+        let blocks = &blocks[rows.start * row_bytes..rows.end * row_bytes];
+        match self.format {
+            BlockFormat::Nvfp4 => {
+                let (mut codes, mut scales) =
+                    (vec![0; rows.len() * (self.k / 2)], vec![0; rows.len() * (self.k / 16)]);
+                gguf::unpack_row(blocks, &mut codes, &mut scales);
+                (codes, scales)
+            }
+            BlockFormat::Mxfp4 => mxfp4::unpack(blocks),
         }
-        packed
     }
 
     /// The block scales of the matrix, or of that of an expert. Where codes lie between them, they are read too, a run
@@ -283,7 +270,8 @@ impl<'a> Stored<'a> {
                 let mut scales = Vec::with_capacity(self.rows * (self.k / self.format.block_len()));
                 for first in (0..self.rows).step_by(run) {
                     let rows = first..self.rows.min(first + run);
-                    scales.extend_from_slice(&self.packed_rows(expert, GlobalScale::ONE, rows).scales);
+                    let blocks = self.part(self.weight.bytes, expert);
+                    scales.extend_from_slice(&self.unpacked(blocks, rows).1);
                     release();
                 }
                 (scales.into(), ScaleLayout::Linear)
@@ -309,25 +297,23 @@ impl<'a> Stored<'a> {
 
     /// Some rows of gate or of up of a fused weight in an order that fits it. Halves that lie in one piece are
     /// views where rows are; other orders copy these rows.
-    pub(crate) fn half_rows(
+    pub(crate) fn half(
         &self,
         expert: Option<usize>,
         global: GlobalScale,
         (order, half): (GateUpOrder, Half),
         rows: Range<usize>,
-    ) -> Packed<'a> {
-        let mut packed = match order.contiguous(half, self.rows / 2) {
-            Some(first) => self.packed_rows(expert, global, first + rows.start..first + rows.end),
-            None => {
-                // Alternating orders repeat: whole periods of fused rows hold the same run of both halves.
-                let period = order.row_multiple() / 2;
-                let (start, end) = (rows.start / period * period, rows.end.next_multiple_of(period));
-                let both = self.packed_rows(expert, global, 2 * start..2 * end);
-                both.gather(rows.map(|row| order.fused_row(half, row - start, end - start)))
-            }
-        };
-        packed.name = self.half_name(expert, half);
-        packed
+    ) -> Result<QuantizedMatrix<'a>, dualgemm_formats::Error> {
+        let name = self.half_name(expert, half);
+        if let Some(first) = order.contiguous(half, self.rows / 2) {
+            return self.matrix(name, expert, global, first + rows.start..first + rows.end);
+        }
+        // Alternating orders repeat: whole periods of fused rows hold the same run of both halves.
+        let period = order.row_multiple() / 2;
+        let (start, end) = (rows.start / period * period, rows.end.next_multiple_of(period));
+        let both = self.matrix(self.name(expert), expert, global, 2 * start..2 * end)?;
+        let rows: Vec<usize> = rows.map(|row| order.fused_row(half, row - start, end - start)).collect();
+        both.pick(name, &rows)
     }
 }
 
@@ -360,93 +346,5 @@ impl BlockScales<'_> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = ((usize, usize), u8)> {
         let places = (0..self.rows).flat_map(|row| (0..self.blocks).map(move |block| (row, block)));
         places.map(|(row, block)| ((row, block), self.bytes[self.layout.offset(row, block, self.blocks)]))
-    }
-}
-
-/// One matrix, dense, before it becomes a [`QuantizedMatrix`].
-#[derive(Debug, Clone)]
-pub(crate) struct Packed<'a> {
-    pub(crate) name: String,
-    format: BlockFormat,
-    rows: usize,
-    k: usize,
-    codes: Cow<'a, [u8]>,
-    scales: Cow<'a, [u8]>,
-    layout: ScaleLayout,
-    global: GlobalScale,
-}
-
-/// A part of bytes, borrowed if they are.
-fn slice<'a>(bytes: &Cow<'a, [u8]>, start: usize, len: usize) -> Cow<'a, [u8]> {
-    match bytes {
-        Cow::Borrowed(b) => Cow::Borrowed(&b[start..start + len]),
-        Cow::Owned(b) => Cow::Owned(b[start..start + len].to_vec()),
-    }
-}
-
-impl<'a> Packed<'a> {
-    pub(crate) fn matrix(self, file: &Path) -> Result<QuantizedMatrix<'a>, Error> {
-        QuantizedMatrix::new(
-            self.name,
-            self.format,
-            self.rows,
-            self.k,
-            self.codes,
-            self.scales,
-            self.layout,
-            self.global,
-        )
-        .map_err(|source| Error::Format { file: file.into(), source })
-    }
-
-    /// A run of rows.
-    fn rows(self, rows: Range<usize>) -> Self {
-        if rows == (0..self.rows) {
-            return self;
-        }
-        // A run of rows is a run of scale bytes where it is made of whole atoms.
-        let atom_rows = match self.layout {
-            ScaleLayout::Linear => 1,
-            ScaleLayout::Sf128x4 => 128,
-            ScaleLayout::Sf8x4 => 8,
-        };
-        let whole = |row: usize| row.is_multiple_of(atom_rows);
-        let whole_atoms = whole(rows.start) && (whole(rows.end) || rows.end == self.rows);
-        let (scales, layout) = if whole_atoms {
-            let start = self.layout.offset(rows.start, 0, self.blocks());
-            (slice(&self.scales, start, self.layout.len(rows.len(), self.blocks())), self.layout)
-        } else {
-            (self.gathered_scales(rows.clone()).into(), ScaleLayout::Linear)
-        };
-        let codes = slice(&self.codes, rows.start * (self.k / 2), rows.len() * (self.k / 2));
-        Self { rows: rows.len(), codes, scales, layout, ..self }
-    }
-
-    /// Some rows, copied.
-    fn gather(self, rows: impl ExactSizeIterator<Item = usize> + Clone) -> Self {
-        let row_bytes = self.k / 2;
-        let codes: Vec<u8> = rows
-            .clone()
-            .flat_map(|row| &self.codes[row * row_bytes..(row + 1) * row_bytes])
-            .copied()
-            .collect();
-        let scales = self.gathered_scales(rows.clone());
-        Self {
-            rows: rows.len(),
-            codes: codes.into(),
-            scales: scales.into(),
-            layout: ScaleLayout::Linear,
-            ..self
-        }
-    }
-
-    fn gathered_scales(&self, rows: impl Iterator<Item = usize>) -> Vec<u8> {
-        let blocks = self.blocks();
-        let at = |row: usize, block| self.scales[self.layout.offset(row, block, blocks)];
-        rows.flat_map(|row| (0..blocks).map(move |block| at(row, block))).collect()
-    }
-
-    fn blocks(&self) -> usize {
-        self.k / self.format.block_len()
     }
 }

@@ -1,4 +1,4 @@
-//! Gate and up of one MLP: found and checked first, read all at once or a run of features at a time.
+//! Linear layers, gate and up among them: found and checked first, read all at once or a run of features at a time.
 //!
 //! GGUF blocks, alternating rows, transposed experts and swapped nibbles cannot be borrowed from the file; taking a
 //! run at a time keeps the copies small.
@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix};
+use dualgemm_gemm::{GateUp, Linear};
 
 use crate::convention::Role;
 use crate::gate_up::{GateUpOrder, Half};
@@ -35,50 +36,32 @@ impl fmt::Display for ScaleOrigin {
     }
 }
 
-type InputScales = Result<Option<(GlobalScale, GlobalScale)>, Error>;
-
-/// Gate and up of a layer or expert, each with scales of its own.
+/// A linear layer of a checkpoint, found and not yet read; or gate or up of an MLP, which is one.
 #[derive(Debug, Clone)]
-pub struct GateUp<'a> {
-    /// `[n, k]`: the projection that goes through the activation.
-    pub gate: QuantizedMatrix<'a>,
-    /// `[n, k]`: the projection that multiplies it.
-    pub up: QuantizedMatrix<'a>,
-    /// Biases of gate and up, `n` each.
-    pub bias: Option<(Vec<f32>, Vec<f32>)>,
-    input: InputScales,
-}
-
-impl GateUp<'_> {
-    /// Tensor scales of the activations, as gate and as up were calibrated; `None` if the checkpoint has none
-    /// (weights only).
-    ///
-    /// # Errors
-    /// If the checkpoint declares them and one is missing or unusable. The weights can be used regardless.
-    pub fn input_scales(&self) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
-        self.input.clone()
-    }
-}
-
-/// One matrix of a checkpoint, found and not yet read.
-#[derive(Debug, Clone)]
-pub struct MatrixSource<'a> {
+pub struct LinearSource<'a> {
     checkpoint: &'a Checkpoint,
     stored: Stored<'a>,
     expert: Option<usize>,
-    tensor_scale: GlobalScale,
-    tensor_scale_from: ScaleOrigin,
     /// Which rows of a fused weight it is.
     half: Option<(GateUpOrder, Half)>,
+    /// The tensor scale.
+    pub tensor_scale: GlobalScale,
+    /// Where the tensor scale comes from.
+    pub tensor_scale_from: ScaleOrigin,
+    /// A value for each row.
+    pub bias: Option<Vec<f32>>,
+    input: Result<Option<GlobalScale>, Error>,
+    /// Where the tensor scale of the activations comes from; `None` if it is not stored.
+    pub input_scale_from: Option<ScaleOrigin>,
 }
 
-impl<'a> MatrixSource<'a> {
-    /// Number of rows.
+impl<'a> LinearSource<'a> {
+    /// Number of rows, a row per output feature.
     pub fn rows(&self) -> usize {
         if self.half.is_some() { self.stored.rows / 2 } else { self.stored.rows }
     }
 
-    /// Elements per row.
+    /// Elements per row, the input features.
     pub fn k(&self) -> usize {
         self.stored.k
     }
@@ -86,16 +69,6 @@ impl<'a> MatrixSource<'a> {
     /// Block format.
     pub fn format(&self) -> BlockFormat {
         self.stored.format
-    }
-
-    /// The tensor scale.
-    pub fn tensor_scale(&self) -> GlobalScale {
-        self.tensor_scale
-    }
-
-    /// Where the tensor scale comes from.
-    pub fn tensor_scale_from(&self) -> &ScaleOrigin {
-        &self.tensor_scale_from
     }
 
     /// What error messages call it.
@@ -106,20 +79,40 @@ impl<'a> MatrixSource<'a> {
         }
     }
 
-    /// Some rows. Codes that lie in the file as they are needed are borrowed.
+    /// Tensor scale of the activations that go into this layer, whichever way the file stores it; `None` if the
+    /// checkpoint has none (weights only).
+    ///
+    /// # Errors
+    /// If the checkpoint declares one and it is missing or unusable. The weight can be used regardless.
+    pub fn input_scale(&self) -> Result<Option<GlobalScale>, Error> {
+        self.input.clone()
+    }
+
+    /// Some rows of the weight. Codes that lie in the file as they are needed are borrowed.
     ///
     /// # Errors
     /// If the range is empty, or the matrix breaks a rule of its format.
     ///
     /// # Panics
     /// If `rows` reaches past [`rows`](Self::rows).
-    pub fn read(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'a>, Error> {
+    pub fn weight(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'a>, Error> {
         assert!(rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
-        let packed = match self.half {
-            Some(half) => self.stored.half_rows(self.expert, self.tensor_scale, half, rows),
-            None => self.stored.packed_rows(self.expert, self.tensor_scale, rows),
+        let read = match self.half {
+            Some(half) => self.stored.half(self.expert, self.tensor_scale, half, rows),
+            None => self.stored.matrix(self.name(), self.expert, self.tensor_scale, rows),
         };
-        packed.matrix(self.file())
+        read.map_err(|source| Error::Format { file: self.file().into(), source })
+    }
+
+    /// Some features: these rows with their part of the bias, as [`weight`](Self::weight) reads them.
+    pub fn features(&self, features: Range<usize>) -> Result<Linear<'a>, Error> {
+        let bias = self.bias.as_ref().map(|bias| bias[features.clone()].to_vec().into());
+        Ok(Linear { weight: self.weight(features)?, bias })
+    }
+
+    /// All features.
+    pub fn read(&self) -> Result<Linear<'a>, Error> {
+        self.features(0..self.rows())
     }
 
     pub(crate) fn file(&self) -> &'a Path {
@@ -132,14 +125,14 @@ impl<'a> MatrixSource<'a> {
     }
 }
 
-/// Gate and up of a layer or expert, found in the files and not yet read.
+/// Gate and up of a layer or expert, found in the files and not yet read: of one shape and format, and both or neither with a
+/// bias.
 #[derive(Debug, Clone)]
 pub struct GateUpSource<'a> {
-    pub(crate) gate: MatrixSource<'a>,
-    pub(crate) up: MatrixSource<'a>,
-    pub(crate) bias: Option<(Vec<f32>, Vec<f32>)>,
-    input: InputScales,
-    input_from: Option<(ScaleOrigin, ScaleOrigin)>,
+    /// The projection that goes through the activation.
+    pub gate: LinearSource<'a>,
+    /// The projection that multiplies it.
+    pub up: LinearSource<'a>,
 }
 
 impl<'a> GateUpSource<'a> {
@@ -158,58 +151,25 @@ impl<'a> GateUpSource<'a> {
         self.gate.format()
     }
 
-    /// Tensor scales of the activations; see [`GateUp::input_scales`].
-    pub fn input_scales(&self) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
-        self.input.clone()
-    }
-
-    /// Gate and up.
-    pub fn matrices(&self) -> [&MatrixSource<'a>; 2] {
-        [&self.gate, &self.up]
-    }
-
-    /// What error messages call gate and up.
-    pub fn names(&self) -> (String, String) {
-        (self.gate.name(), self.up.name())
-    }
-
-    /// Tensor scales of gate and up.
-    pub fn tensor_scales(&self) -> (GlobalScale, GlobalScale) {
-        (self.gate.tensor_scale(), self.up.tensor_scale())
-    }
-
-    /// Where the tensor scales of gate and up come from.
-    pub fn tensor_scales_from(&self) -> (&ScaleOrigin, &ScaleOrigin) {
-        (self.gate.tensor_scale_from(), self.up.tensor_scale_from())
-    }
-
-    /// Where the tensor scales of the activations come from, as gate and as up were calibrated; `None` if one of them is
-    /// not stored.
-    pub fn input_scales_from(&self) -> Option<(&ScaleOrigin, &ScaleOrigin)> {
-        self.input_from.as_ref().map(|(gate, up)| (gate, up))
-    }
-
-    /// Whether gate and up have biases.
-    pub fn has_bias(&self) -> bool {
-        self.bias.is_some()
-    }
-
-    /// Some features of both halves, with their biases. Rows of codes that lie in the file as they are needed are
-    /// borrowed.
+    /// Tensor scales of the activations, as gate and as up were calibrated; `None` if the checkpoint has none
+    /// (weights only).
     ///
     /// # Errors
-    /// If the range is empty, or a tensor breaks a rule of its format.
-    ///
-    /// # Panics
-    /// If `features` reaches past [`n`](Self::n).
+    /// If the checkpoint declares them and one is missing or unusable. The weights can be used regardless.
+    pub fn input_scales(&self) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
+        Ok(self.gate.input_scale()?.zip(self.up.input_scale()?))
+    }
+
+    /// Some features of both halves, with their biases, as [`LinearSource::weight`] reads them.
     pub fn features(&self, features: Range<usize>) -> Result<GateUp<'a>, Error> {
-        let part = |bias: &Vec<f32>| bias[features.clone()].to_vec();
-        Ok(GateUp {
-            gate: self.gate.read(features.clone())?,
-            up: self.up.read(features.clone())?,
-            bias: self.bias.as_ref().map(|(gate, up)| (part(gate), part(up))),
-            input: self.input.clone(),
-        })
+        let (gate, up) = (self.gate.features(features.clone())?, self.up.features(features)?);
+        Ok(GateUp { gate: gate.weight, up: up.weight, gate_bias: gate.bias, up_bias: up.bias })
+    }
+
+    /// Lets go of the pages of the files that reading has brought into memory.
+    pub fn release(&self) {
+        self.gate.release();
+        self.up.release();
     }
 
     /// All features.
@@ -223,83 +183,78 @@ impl Checkpoint {
     pub(crate) fn source_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUpSource<'_>, Error> {
         let own = mlp.own(expert);
         if let Some(module) = mlp.module(own, Projection::GateUp) {
-            let both = self.stored(module)?;
+            let stored = self.stored(module)?;
             let order = self.fused_order(module).ok_or_else(|| Error::FusedOrder {
-                tensor: both.weight_name().into(),
+                tensor: stored.weight_name().into(),
                 valid: GateUpOrder::names(),
             })?;
-            both.check_order(order)?;
-            let tensor_scale = self.checked_scale(module, &both, expert)?;
-            let n = both.rows / 2;
-            let bias = self.bias(module, &both, expert)?.map(|bias| {
-                let half = |half| (0..n).map(|r| bias[order.fused_row(half, r, n)]).collect();
-                (half(Half::Gate), half(Half::Up))
-            });
-            let input = self.input_scale(module, &both, expert).map(|scale| scale.map(|s| (s, s)));
-            let half = |half| MatrixSource {
-                checkpoint: self,
-                stored: both.clone(),
-                expert,
-                tensor_scale,
-                tensor_scale_from: self.tensor_scale_from(module, &both),
-                half: Some((order, half)),
+            stored.check_order(order)?;
+            let both = self.found(module, stored, expert)?;
+            let n = both.rows() / 2;
+            let of = |half| {
+                let row = |row| order.fused_row(half, row, n);
+                let bias = both.bias.as_ref().map(|bias| (0..n).map(|i| bias[row(i)]).collect());
+                LinearSource { half: Some((order, half)), bias, ..both.clone() }
             };
-            let (gate, up) = (half(Half::Gate), half(Half::Up));
-            return Ok(GateUpSource {
-                gate,
-                up,
-                bias,
-                input,
-                input_from: self.input_scales_from(module, module),
-            });
+            return Ok(GateUpSource { gate: of(Half::Gate), up: of(Half::Up) });
         }
         let module =
             |projection| mlp.module(own, projection).ok_or_else(|| self.missing_module(mlp, own, projection));
         let (gate_module, up_module) = (module(Projection::Gate)?, module(Projection::Up)?);
         let (gate, up) = (self.stored(gate_module)?, self.stored(up_module)?);
-        let bias = match (self.bias(gate_module, &gate, expert)?, self.bias(up_module, &up, expert)?) {
-            (Some(gate), Some(up)) => Some((gate, up)),
-            (None, None) => None,
-            (gate, _) => {
-                let module = if gate.is_some() { up_module } else { gate_module };
-                return Err(self.missing(module, Role::Bias, "its sibling has one; it"));
+        let (mut gate, mut up) = (self.found(gate_module, gate, expert)?, self.found(up_module, up, expert)?);
+        if gate.bias.is_some() != up.bias.is_some() {
+            let module = if gate.bias.is_some() { up_module } else { gate_module };
+            return Err(self.missing(module, Role::Bias, "its sibling has one; it"));
+        }
+        match (&gate.input, &up.input) {
+            (Ok(Some(_)), Ok(None)) => up.input = Err(self.missing(up_module, Role::InputScale, up_module)),
+            (Ok(None), Ok(Some(_))) => {
+                gate.input = Err(self.missing(gate_module, Role::InputScale, gate_module));
             }
-        };
-        let input = self.input_scale(gate_module, &gate, expert).and_then(|gate_scale| {
-            match (gate_scale, self.input_scale(up_module, &up, expert)?) {
-                (Some(gate), Some(up)) => Ok(Some((gate, up))),
-                (None, None) => Ok(None),
-                (Some(_), None) => Err(self.missing(up_module, Role::InputScale, up_module)),
-                (None, Some(_)) => Err(self.missing(gate_module, Role::InputScale, gate_module)),
-            }
-        });
-        let shape = |s: &Stored<'_>| format!("{} [{}, {}]", s.format, s.rows, s.k);
+            _ => {}
+        }
+        let shape = |of: &LinearSource<'_>| format!("{} [{}, {}]", of.format(), of.rows(), of.k());
         if shape(&gate) != shape(&up) {
             return Err(Error::HalvesDiffer {
                 gate_shape: shape(&gate),
                 up_shape: shape(&up),
-                gate: gate.name(expert),
-                up: up.name(expert),
+                gate: gate.name(),
+                up: up.name(),
             });
         }
-        let gate = self.whole(gate_module, gate, expert)?;
-        let up = self.whole(up_module, up, expert)?;
-        Ok(GateUpSource { gate, up, bias, input, input_from: self.input_scales_from(gate_module, up_module) })
+        Ok(GateUpSource { gate, up })
     }
 
-    /// A stored weight, or that of an expert, as it is.
-    pub(crate) fn whole<'s>(
+    /// A quantized module, or that of an expert, before it is read.
+    pub(crate) fn layer_source(
+        &self,
+        module: &str,
+        expert: Option<usize>,
+    ) -> Result<LinearSource<'_>, Error> {
+        self.found(module, self.stored(module)?, expert)
+    }
+
+    fn found<'s>(
         &'s self,
         module: &str,
         stored: Stored<'s>,
         expert: Option<usize>,
-    ) -> Result<MatrixSource<'s>, Error> {
-        let tensor_scale = self.checked_scale(module, &stored, expert)?;
-        let tensor_scale_from = self.tensor_scale_from(module, &stored);
-        Ok(MatrixSource { checkpoint: self, stored, expert, tensor_scale, tensor_scale_from, half: None })
+    ) -> Result<LinearSource<'s>, Error> {
+        Ok(LinearSource {
+            checkpoint: self,
+            expert,
+            half: None,
+            tensor_scale: self.checked_scale(module, &stored, expert)?,
+            tensor_scale_from: self.tensor_scale_from(module, &stored),
+            bias: self.bias(module, &stored, expert)?,
+            input: self.input_scale(module, &stored, expert),
+            input_scale_from: self.scale_tensor(module, Role::InputScale),
+            stored,
+        })
     }
 
-    pub(crate) fn scale_tensor(&self, module: &str, role: Role) -> Option<ScaleOrigin> {
+    fn scale_tensor(&self, module: &str, role: Role) -> Option<ScaleOrigin> {
         let tensor = self.index().modules.get(module)?.get(role)?;
         Some(ScaleOrigin::Tensor { tensor: tensor.into(), file: self.files().file_of(tensor)?.into() })
     }
@@ -313,10 +268,5 @@ impl Checkpoint {
                 }
             })
         })
-    }
-
-    fn input_scales_from(&self, gate: &str, up: &str) -> Option<(ScaleOrigin, ScaleOrigin)> {
-        let of = |module| self.scale_tensor(module, Role::InputScale);
-        Some((of(gate)?, of(up)?))
     }
 }

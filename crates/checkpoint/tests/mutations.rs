@@ -13,7 +13,7 @@ use common::Bytes;
 use dualgemm_checkpoint::gguf::Gguf;
 use dualgemm_checkpoint::safetensors::Header;
 use dualgemm_checkpoint::write::{Model, Output, write};
-use dualgemm_checkpoint::{Checkpoint, MlpKind, OpenOptions};
+use dualgemm_checkpoint::{Checkpoint, MlpKind, OpenOptions, Which};
 
 const BUDGET: Duration = Duration::from_secs(2);
 /// Enough for every kind of mutation to meet every file, also on a slow machine.
@@ -209,18 +209,18 @@ fn mutated_checkpoints_give_matrices_or_errors() {
             let findings = c.validate();
             for mlp in c.mlps() {
                 // A file may hold gate and up alone: a missing down projection is no finding.
-                let (read, _down) = match mlp.kind {
-                    MlpKind::Dense => (c.gate_up(mlp.layer).is_ok(), c.down(mlp.layer).is_ok()),
-                    MlpKind::Shared => {
-                        let source = c.shared_gate_up_source(mlp.layer);
-                        let down = c.shared_down_source(mlp.layer);
-                        (source.and_then(|s| s.read()).is_ok(), down.and_then(|s| s.read()).is_ok())
+                let which = match mlp.kind {
+                    MlpKind::Dense => Ok(vec![Which::Dense]),
+                    MlpKind::Shared => Ok(vec![Which::Shared]),
+                    MlpKind::Experts => {
+                        c.experts(mlp.layer).map(|ids| ids.into_iter().map(Which::Expert).collect())
                     }
-                    MlpKind::Experts => c.experts(mlp.layer).map_or((false, false), |experts| {
-                        let all = |f: &dyn Fn(usize) -> bool| experts.ids().iter().all(|&e| f(e));
-                        (all(&|e| experts.gate_up(e).is_ok()), all(&|e| experts.down(e).is_ok()))
-                    }),
                 };
+                let reads = |&which: &Which| {
+                    let _down = c.down_source(mlp.layer, which).and_then(|down| down.read());
+                    c.gate_up_source(mlp.layer, which).and_then(|source| source.read()).is_ok()
+                };
+                let read = which.is_ok_and(|which| which.iter().all(reads));
                 assert!(
                     read || !findings.is_empty(),
                     "{mlp:?} cannot be read and is no finding: {:?}",

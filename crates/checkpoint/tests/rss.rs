@@ -5,7 +5,7 @@ mod common;
 use std::io::Write;
 
 use dualgemm_checkpoint::write::{Model, Output, write};
-use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions};
+use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions, Which};
 
 /// High-water mark of resident memory, in bytes.
 fn peak() -> u64 {
@@ -46,10 +46,10 @@ fn gguf_is_looked_at_without_codes_and_validated_and_converted_in_pieces() {
 
     let before = peak();
     let checkpoint = Checkpoint::open(&path, &OpenOptions::default()).unwrap();
-    let source = checkpoint.gate_up_source(0).unwrap();
+    let source = checkpoint.gate_up_source(0, Which::Dense).unwrap();
     assert_eq!((source.n(), source.k()), (n, k));
-    assert_eq!(source.names().1, "blk.0.ffn_up.weight");
-    assert_eq!(source.tensor_scales().0.value(), 1.0);
+    assert_eq!(source.up.name(), "blk.0.ffn_up.weight");
+    assert_eq!(source.gate.tensor_scale.value(), 1.0);
     let looked = peak() - before;
     assert!(looked < size / 20, "looking at the layer took {looked} of {size} bytes");
     assert_eq!(checkpoint.validate(), []);

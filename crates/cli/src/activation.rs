@@ -1,7 +1,7 @@
 //! A: read from a file or generated, then brought into the format that was asked for.
 
 use anyhow::{Context as _, bail};
-use dualgemm::checkpoint::{Activations, TensorFiles};
+use dualgemm::checkpoint::{TensorFiles, activations};
 use dualgemm::formats::{FloatMatrix, FloatType};
 use dualgemm::gemm::{AFormat, AOperand, QuantizeA};
 use dualgemm_bench::inputs::Inputs;
@@ -59,7 +59,7 @@ impl Source {
     ) -> anyhow::Result<Activation<'_>> {
         let (a, from) = match &self.files {
             Some(files) => {
-                let a = dualgemm::operand(Activations::read(files, args.input_tensor.as_deref())?);
+                let a = activations::read(files, args.input_tensor.as_deref())?;
                 if a.k() != k {
                     let (file, m, found) = (files.root().display(), a.rows(), a.k());
                     bail!("{file}: A is [{m}, {found}]; the weights of the layer need [M, {k}]");

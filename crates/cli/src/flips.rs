@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use dualgemm::check::{RowSample, bounded_rows};
-use dualgemm::checkpoint::{Activations, Checkpoint, OpenOptions, TensorFiles};
+use dualgemm::checkpoint::{Checkpoint, OpenOptions, TensorFiles, activations};
 use dualgemm::formats::{QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale};
 use dualgemm::{DualGemm, OwnedMatrix, Target};
@@ -90,8 +90,7 @@ fn caught(a: &AOperand<'_>, out: OutFormat, step: f64) -> usize {
 #[test]
 fn one_code_that_is_one_step_off_is_told_from_rounding() {
     let files = TensorFiles::open(&data("hidden-states-f32.safetensors")).unwrap();
-    let Activations::Float(floats) = Activations::read(&files, None).unwrap() else { panic!("floats") };
-    let floats = AOperand::Float(floats);
+    let floats = activations::read(&files, None).unwrap();
     let quantized = dualgemm::quantize_a(&floats, dualgemm::gemm::QuantizeA::Dynamic).unwrap();
     let nvfp4 = OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale: OutScale::Static(0.01) };
     for a in [&floats, &quantized] {

@@ -7,17 +7,13 @@ use std::path::Path;
 
 use anyhow::bail;
 use dualgemm::checkpoint::{
-    BadInputScale, Checkpoint, Error, GateUpSource, Linear, LinearSource, MlpKind, OpenOptions, Stated,
+    BadInputScale, Checkpoint, Error, GateUpSource, LinearSource, OpenOptions, Stated, Which,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
 use dualgemm::{PackedWeights, Plan};
 
 use crate::args::{EpilogueArgs, LayerArgs, ReadArgs};
-
-/// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
-/// go of pages.
-const RUN_BYTES: usize = 1 << 20;
 
 /// Opens a checkpoint as the arguments say; an activation overrides what the checkpoint states.
 pub fn open(path: &Path, args: &ReadArgs, activation: Option<Activation>) -> Result<Checkpoint, Error> {
@@ -76,27 +72,6 @@ pub struct Layer<'c> {
     source: GateUpSource<'c>,
 }
 
-/// Which MLP of a layer.
-#[derive(Debug, Clone, Copy)]
-pub enum Which {
-    /// The layer's one MLP.
-    Dense,
-    /// The expert that every token goes through.
-    Shared,
-    /// A routed expert.
-    Expert(usize),
-}
-
-impl Which {
-    fn kind(self) -> (MlpKind, Option<usize>) {
-        match self {
-            Self::Dense => (MlpKind::Dense, None),
-            Self::Shared => (MlpKind::Shared, None),
-            Self::Expert(expert) => (MlpKind::Experts, Some(expert)),
-        }
-    }
-}
-
 impl<'c> Layer<'c> {
     /// The MLP that the arguments name.
     pub fn of(checkpoint: &'c Checkpoint, args: &LayerArgs) -> anyhow::Result<Self> {
@@ -110,12 +85,7 @@ impl<'c> Layer<'c> {
 
     /// That MLP of a layer.
     pub fn at(checkpoint: &'c Checkpoint, number: usize, which: Which) -> Result<Self, Error> {
-        let source = match which {
-            Which::Dense => checkpoint.gate_up_source(number)?,
-            Which::Shared => checkpoint.shared_gate_up_source(number)?,
-            Which::Expert(expert) => checkpoint.experts(number)?.gate_up_source(expert)?,
-        };
-        Ok(Self { number, checkpoint, which, source })
+        Ok(Self { number, checkpoint, which, source: checkpoint.gate_up_source(number, which)? })
     }
 
     /// Features (N) of each half.
@@ -135,12 +105,12 @@ impl<'c> Layer<'c> {
 
     /// The activation of the MLP, and what says so.
     pub fn activation(&self) -> Result<Stated, Error> {
-        self.checkpoint.activation(self.number, self.which.kind().0)
+        self.checkpoint.activation(self.number, self.which.kind())
     }
 
     /// Checks that the MLP is no more than gate, up and down.
     pub fn check_whole(&self) -> Result<(), Error> {
-        self.checkpoint.check_whole(self.number, self.which.kind().0)
+        self.checkpoint.check_whole(self.number, self.which.kind())
     }
 
     /// Both halves, read.
@@ -150,7 +120,7 @@ impl<'c> Layer<'c> {
 
     /// Some features of both halves, read.
     pub fn features(&self, features: Range<usize>) -> Result<GateUp<'c>, Error> {
-        Ok(dualgemm::weights(self.source.features(features)?))
+        self.source.features(features)
     }
 
     /// The scales by which A may be quantized.
@@ -164,28 +134,18 @@ impl<'c> Layer<'c> {
         &self.source
     }
 
-    /// The down projection that follows.
-    pub fn down(&self) -> Result<Linear<'c>, Error> {
-        self.down_source()?.read()
-    }
-
-    /// The same, not read.
-    pub fn down_source(&self) -> Result<LinearSource<'c>, Error> {
-        match self.which {
-            Which::Dense => self.checkpoint.down_source(self.number),
-            Which::Shared => self.checkpoint.shared_down_source(self.number),
-            Which::Expert(expert) => self.checkpoint.experts(self.number)?.down_source(expert),
-        }
+    /// The down projection that follows, not read.
+    pub fn down(&self) -> Result<LinearSource<'c>, Error> {
+        self.checkpoint.down_source(self.number, self.which)
     }
 
     /// The scale by which the down projection expects C to be quantized, a multiplier. None if nothing says so, as in a part
     /// of a checkpoint, which may have no down projection.
     pub fn output_scale(&self) -> Result<Option<f32>, Error> {
-        let (kind, expert) = self.which.kind();
-        if !self.checkpoint.has_down(self.number, kind, expert) {
+        if !self.checkpoint.has_down(self.number, self.which) {
             return Ok(None);
         }
-        Ok(self.down_source()?.input_scale()?.map(GlobalScale::value))
+        Ok(self.down()?.input_scale()?.map(GlobalScale::value))
     }
 
     /// The features of one rank of a tensor-parallel group. They are columns of the down projection, whose blocks are
@@ -202,22 +162,8 @@ impl<'c> Layer<'c> {
         features: Range<usize>,
         progress: impl Fn(usize),
     ) -> Result<PackedWeights, dualgemm::Error> {
-        let (run, end) = (features_per_run(self.k()), features.end);
-        let packed = plan.prepack_runs(features.clone().step_by(run).map(|first| {
-            self.checkpoint.files().release_pages();
-            progress(first - features.start);
-            Ok(self.features(first..end.min(first + run))?)
-        }))?;
-        self.checkpoint.files().release_pages();
-        Ok(packed)
+        plan.prepack_source(&self.source, features, progress)
     }
-}
-
-/// How many features of `k` elements packing and the reference read before they let go of pages.
-pub fn features_per_run(k: usize) -> usize {
-    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
-    const MULTIPLE: usize = 128;
-    (RUN_BYTES / (k + k / 8)).max(1).next_multiple_of(MULTIPLE)
 }
 
 /// The layer that the arguments name, or the only one.

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use anyhow::{Context as _, bail};
 use dualgemm::check::{MlpFeatures, RowSample, bounded_runs, mixture_rows, mlp_rows};
-use dualgemm::checkpoint::{Checkpoint, LinearSource, Stated};
-use dualgemm::formats::{BlockFormat, GlobalScale, ScaleLayout};
+use dualgemm::checkpoint::{Checkpoint, GateUpSource, LinearSource, Stated};
+use dualgemm::formats::{GlobalScale, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, OutFormat,
     OutScale, RouterWeights,
@@ -52,13 +52,13 @@ pub enum Operation<'c> {
 
 impl<'c> Mlp<'c> {
     fn of(layer: Layer<'c>) -> anyhow::Result<Self> {
-        let down = layer.down_source()?;
-        if down.weight.k() != layer.n() {
+        let down = layer.down()?;
+        if down.k() != layer.n() {
             bail!(
                 "{}: is [{}, {}]; gate and up have {} features, which are its K",
-                down.weight.name(),
-                down.weight.rows(),
-                down.weight.k(),
+                down.name(),
+                down.rows(),
+                down.k(),
                 layer.n()
             );
         }
@@ -66,21 +66,21 @@ impl<'c> Mlp<'c> {
     }
 
     fn desc(&self, gate_up: DualGemmDesc, out: OutFormat) -> MlpDesc {
-        MlpDesc::new(gate_up, self.down.weight.rows(), self.down.weight.format(), out)
+        MlpDesc::new(gate_up, self.down.rows(), self.down.format(), out)
     }
 
     fn prepack(&self, plan: &MlpPlan, progress: impl Fn(usize)) -> Result<PackedMlp, Error> {
         let gate_up = self.layer.prepack(&plan.gate_up, 0..self.layer.n(), progress)?;
-        Ok(PackedMlp { gate_up, down: plan.down.prepack(&dualgemm::linear(self.down.read()?))? })
+        Ok(PackedMlp { gate_up, down: plan.down.prepack(&self.down.read()?)? })
     }
 
     fn read(&self) -> Result<GatedMlp<'c>, Error> {
-        Ok(GatedMlp { gate_up: self.layer.weights()?, down: dualgemm::linear(self.down.read()?) })
+        Ok(GatedMlp { gate_up: self.layer.weights()?, down: self.down.read()? })
     }
 
     fn matrices(&self) -> [MatrixReport; 3] {
-        let [gate, up] = self.layer.source().matrices();
-        [("gate", gate), ("up", up), ("down", &self.down.weight)].map(|(role, m)| MatrixReport::of(role, m))
+        let GateUpSource { gate, up } = self.layer.source();
+        [("gate", gate), ("up", up), ("down", &self.down)].map(|(role, m)| MatrixReport::of(role, m))
     }
 }
 
@@ -90,7 +90,7 @@ impl MlpFeatures for Mlp<'_> {
     }
 
     fn down(&self, run: Range<usize>) -> Result<Linear<'_>, Error> {
-        Ok(dualgemm::linear(self.down.features(run)?))
+        Ok(self.down.features(run)?)
     }
 }
 
@@ -192,7 +192,7 @@ impl<'c> Operation<'c> {
     pub fn k(&self) -> anyhow::Result<usize> {
         Ok(match self {
             Self::GateUp(layer) | Self::Mlp(Mlp { layer, .. }) => layer.k(),
-            Self::Linear(_, linear) => linear.weight.k(),
+            Self::Linear(_, linear) => linear.k(),
             Self::Mixture(mixture) => mixture.first()?.layer.k(),
         })
     }
@@ -254,10 +254,10 @@ impl<'c> Operation<'c> {
     pub fn matrices(&self, routing: Option<&OwnedRouting>) -> Vec<MatrixReport> {
         match self {
             Self::GateUp(layer) => {
-                let [gate, up] = layer.source().matrices();
+                let GateUpSource { gate, up } = layer.source();
                 vec![MatrixReport::of("gate", gate), MatrixReport::of("up", up)]
             }
-            Self::Linear(_, linear) => vec![MatrixReport::of("linear", &linear.weight)],
+            Self::Linear(_, linear) => vec![MatrixReport::of("linear", linear)],
             Self::Mlp(mlp) => mlp.matrices().into(),
             Self::Mixture(mixture) => {
                 let used = |id: &usize| routing.is_none_or(|routing| routing.names(*id));
@@ -292,23 +292,17 @@ impl<'c> Operation<'c> {
         let Activation { a, quantize: quantize_a, .. } = a;
         let (quantize_a, m, a_format) = (*quantize_a, a.rows(), AFormat::of(a));
         let ProblemArgs { operation: args, activations, epilogue: epilogues, .. } = args;
-        let product = |n: usize, k: usize, format: BlockFormat, epilogue: Epilogue, out: OutFormat| {
-            DualGemmDesc { quantize_a, out, epilogue, ..DualGemmDesc::new(m, n, k, a_format, format) }
-        };
+        let on_a = |desc: DualGemmDesc, out: OutFormat| DualGemmDesc { quantize_a, out, ..desc };
         let gate_up = |layer: &Layer<'_>, out: OutFormat| -> anyhow::Result<DualGemmDesc> {
             let (epilogue, _) = layer::epilogue(layer, epilogues)?;
-            Ok(product(layer.n(), layer.k(), layer.format(), epilogue, out))
+            let desc = DualGemmDesc::new(m, layer.n(), layer.k(), a_format, layer.format());
+            Ok(on_a(DualGemmDesc { epilogue, ..desc }, out))
         };
         let mut routing = None;
         let desc = match self {
             Self::GateUp(layer) => AnyDesc::Product(gate_up(layer, out)?),
-            Self::Linear(_, linear) => {
-                let (w, linear) =
-                    (&linear.weight, DualGemmDesc::linear(m, 1, 1, a_format, BlockFormat::Nvfp4));
-                AnyDesc::Product(DualGemmDesc {
-                    op: linear.op,
-                    ..product(w.rows(), w.k(), w.format(), Epilogue::default(), out)
-                })
+            Self::Linear(_, w) => {
+                AnyDesc::Product(on_a(DualGemmDesc::linear(m, w.rows(), w.k(), a_format, w.format()), out))
             }
             Self::Mlp(mlp) => {
                 let between = between(args.between, mlp.down.input_scale())?;
@@ -355,7 +349,7 @@ impl<'c> Operation<'c> {
                 AnyWeights::Product(layer.prepack(plan, 0..layer.n(), progress)?)
             }
             (Self::Linear(_, linear), AnyPlan::Product(plan), _) => {
-                AnyWeights::Product(plan.prepack(&dualgemm::linear(linear.read()?))?)
+                AnyWeights::Product(plan.prepack(&linear.read()?)?)
             }
             (Self::Mlp(mlp), AnyPlan::Mlp(plan), _) => AnyWeights::Mlp(mlp.prepack(plan, progress)?),
             (Self::Mixture(mixture), AnyPlan::Mixture(plan), Some(routing)) => {
@@ -396,7 +390,7 @@ impl<'c> Operation<'c> {
                 bounded_runs(&desc.epilogue, a, sample, desc.n, &|run| Ok(layer.features(run)?), progress)
             }
             (Self::Linear(_, linear), AnyDesc::Product(desc), _) => {
-                let features = |run| Ok(dualgemm::linear(linear.features(run)?));
+                let features = |run| Ok(linear.features(run)?);
                 bounded_runs(&desc.epilogue, a, sample, desc.n, &features, progress)
             }
             (Self::Mlp(mlp), AnyDesc::Mlp(desc), _) => mlp_rows(desc, a, sample, mlp, progress),
@@ -440,7 +434,7 @@ fn mixture_between(asked: Option<AFormat>, mixture: &Mixture<'_>) -> anyhow::Res
             bail!(
                 "--between nvfp4: {} has no input scale, and the tokens of a mixture cannot share a dynamic one; f32, f16 \
                  and bf16 are possible",
-                mlp.down.weight.name()
+                mlp.down.name()
             );
         };
         if scale.value() > largest.value() {

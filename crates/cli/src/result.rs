@@ -7,7 +7,8 @@ use std::path::Path;
 
 use dualgemm::OwnedMatrix;
 use dualgemm::check::RowSample;
-use dualgemm::checkpoint::{Activations, TensorFiles};
+use dualgemm::checkpoint::write::write_activations;
+use dualgemm::checkpoint::{TensorFiles, activations};
 use dualgemm::formats::quantize::te_codes;
 use dualgemm::formats::scalar::{e2m1, e4m3};
 use dualgemm::formats::{FloatMatrix, GlobalScale, Matrix, QuantizedMatrix};
@@ -21,7 +22,7 @@ impl<'a> ResultMatrix<'a> {
     /// Finds C in a file: the tensor named, or `c`, or the triple, or the only tensor there is.
     pub fn find(files: &'a TensorFiles, tensor: Option<&str>) -> anyhow::Result<Self> {
         let tensor = tensor.or_else(|| files.get("c").map(|c| c.name));
-        Ok(Self(dualgemm::operand(Activations::read_result(files, tensor)?)))
+        Ok(Self(activations::read_result(files, tensor)?))
     }
 
     /// Rows and columns.
@@ -223,11 +224,7 @@ pub fn matrix_of(c: &OwnedMatrix, (m, n): (usize, usize)) -> anyhow::Result<Resu
 
 /// Writes the result file, under a temporary name until it is whole.
 pub fn write(c: &OwnedMatrix, path: &Path, (m, n): (usize, usize)) -> anyhow::Result<()> {
-    let c = match c.operand("c", m, n)? {
-        AOperand::Float(c) => Activations::Float(c),
-        AOperand::Quantized(c) => Activations::Quantized(c),
-    };
-    Ok(c.write(path, "c")?)
+    Ok(write_activations(path, "c", &c.operand("c", m, n)?)?)
 }
 
 #[cfg(test)]

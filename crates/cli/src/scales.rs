@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use dualgemm::checkpoint::{GateUpSource, LinearSource, MatrixSource, ScaleOrigin, Stated};
-use dualgemm::formats::{GlobalScale, GlobalScaleSource};
+use dualgemm::checkpoint::{GateUpSource, LinearSource, ScaleOrigin, Stated};
+use dualgemm::formats::GlobalScaleSource;
 use dualgemm::gemm::{AOperand, Activation, QuantizeA, RouterWeights};
 use serde::Serialize;
 
@@ -48,15 +48,15 @@ pub struct MatrixReport {
 
 impl MatrixReport {
     /// A matrix of a checkpoint.
-    pub fn of(role: &'static str, matrix: &MatrixSource<'_>) -> Self {
+    pub fn of(role: &'static str, matrix: &LinearSource<'_>) -> Self {
         Self {
             role,
             expert: None,
             shared: false,
             name: matrix.name(),
             format: format!("{} [{}, {}]", matrix.format(), matrix.rows(), matrix.k()),
-            tensor_scale: matrix.tensor_scale().value(),
-            tensor_scale_from: matrix.tensor_scale_from().clone(),
+            tensor_scale: matrix.tensor_scale.value(),
+            tensor_scale_from: matrix.tensor_scale_from.clone(),
         }
     }
 
@@ -121,16 +121,12 @@ impl InputScale {
 
 /// Whose scale it is that quantizes A: gate's, unless only up's has that value; none if neither.
 pub fn of_gate_up(layer: &GateUpSource<'_>, value: f32) -> Option<String> {
-    let ((gate, up), (gate_from, up_from)) = (layer.input_scales().ok()??, layer.input_scales_from()?);
-    [(gate, gate_from), (up, up_from)].into_iter().find_map(|(scale, from)| origin(scale, from, value))
+    [&layer.gate, &layer.up].into_iter().find_map(|half| of_linear(half, value))
 }
 
 /// Whose scale it is that quantizes what goes into a linear layer, if it has that value.
 pub fn of_linear(layer: &LinearSource<'_>, value: f32) -> Option<String> {
-    origin(layer.input_scale().ok()??, layer.input_scale_from()?, value)
-}
-
-fn origin(scale: GlobalScale, from: &ScaleOrigin, value: f32) -> Option<String> {
+    let (scale, from) = (layer.input_scale().ok()??, layer.input_scale_from.as_ref()?);
     (scale.value() == value).then(|| match scale.source() {
         GlobalScaleSource::Absent => format!("--unusable-input-scale-is-one, instead of {from}"),
         GlobalScaleSource::Multiplier | GlobalScaleSource::Divisor(_) => from.to_string(),

@@ -8,9 +8,10 @@ use bytemuck::Pod;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// A fixed number of `T`, zero at first, aligned to 64 bytes. `T` needs no larger alignment than 16.
+/// A fixed number of `T`, zero at first, aligned to 64 bytes; on pages of 2 MiB where the system has them. `T` needs no larger alignment
+/// than 16.
 #[derive(Debug)]
-pub(crate) struct Aligned<T> {
+pub struct Aligned<T> {
     /// What the elements are in, and up to a line more.
     words: Vec<u128>,
     /// Words before the first element.
@@ -26,7 +27,7 @@ impl<T: Pod> Aligned<T> {
     }
 
     /// The same, or `None` if the system refuses so much memory, which would otherwise end the program.
-    pub(crate) fn try_zeroed(len: usize) -> Option<Self> {
+    pub fn try_zeroed(len: usize) -> Option<Self> {
         let mut room = Vec::new();
         room.try_reserve_exact(words(len.checked_mul(size_of::<T>())?)).ok()?;
         Some(Self::fill(room, len))

@@ -110,22 +110,14 @@ pub fn causal(
     // Values by feature, as a linear layer's weights; zeros behind the last token.
     let padded = rows.next_multiple_of(TILE_K);
     let mut by_feature = vec![bf16::ZERO; k.heads * dim * padded];
-    let turned = SharedSlice::new(&mut by_feature);
-    threads::for_each(
-        threads,
-        k.heads * dim / TILE_K,
-        |_| (),
-        |(), item| {
-            let (head, first) = (item / (dim / TILE_K), item % (dim / TILE_K) * TILE_K);
-            // SAFETY: `for_each` hands out each run of features once.
-            let to = unsafe { turned.part((head * dim + first) * padded, TILE_K * padded) };
-            for row in 0..rows {
-                for (i, value) in v.row(head, row, dim)[first..first + TILE_K].iter().enumerate() {
-                    to[i * padded + row] = *value;
-                }
+    threads::for_each_part(threads, &mut by_feature, TILE_K * padded, |item, to| {
+        let (head, first) = (item / (dim / TILE_K), item % (dim / TILE_K) * TILE_K);
+        for row in 0..rows {
+            for (i, value) in v.row(head, row, dim)[first..first + TILE_K].iter().enumerate() {
+                to[i * padded + row] = *value;
             }
-        },
-    );
+        }
+    });
     let (out, blocks) = (SharedSlice::new(out), rows.div_ceil(BLOCK_ROWS));
     let work = Causal { q, k, values: &by_feature, padded, rows, dim, scale, out: &out };
     threads::for_each(

@@ -248,18 +248,12 @@ impl FloatLinear {
     /// Writes rows of A one by one, each padded with zeros.
     fn write_rows<T: Pod + Send>(&mut self, rows: &Range<usize>, write: impl Fn(usize, &mut [T]) + Sync) {
         let (k, threads) = (self.k, if rows.len() == 1 { 1 } else { self.threads });
-        let words = SharedSlice::new(bytemuck::cast_slice_mut::<f32, T>(&mut self.words));
-        threads::for_each(
-            threads,
-            rows.len(),
-            |_| (),
-            |(), row| {
-                // SAFETY: `for_each` hands out each row once.
-                let (out, rest) = unsafe { words.part(row * padded(k), padded(k)) }.split_at_mut(k);
-                write(rows.start + row, out);
-                rest.fill(T::zeroed());
-            },
-        );
+        let words = &mut bytemuck::cast_slice_mut::<f32, T>(&mut self.words)[..rows.len() * padded(k)];
+        threads::for_each_part(threads, words, padded(k), |row, out| {
+            let (out, rest) = out.split_at_mut(k);
+            write(rows.start + row, out);
+            rest.fill(T::zeroed());
+        });
     }
 
     /// Writes rows of A for tiles: `[block of K][block of 32 rows][step of 32 k][half of the rows][pair of k][row][2]`, zeros past K.

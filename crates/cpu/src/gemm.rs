@@ -1,11 +1,11 @@
 //! The whole operation: operands in, C out.
 
 use dualgemm_formats::GlobalScale;
-use dualgemm_gemm::{AOperand, OutputMut};
+use dualgemm_gemm::OutputMut;
 
 use crate::aligned::Aligned;
 use crate::output::{Destination, OutputSink, quantize_deferred, quantizer};
-use crate::{CpuPlan, Error, Group, TileEpilogue, Workspace};
+use crate::{CpuPlan, Error, Group, Input, TileEpilogue, Workspace};
 
 /// A planned problem with everything that its runs need. Runs allocate nothing, except that rayon's queue takes a new block
 /// every few dozen calls from outside its pool.
@@ -42,7 +42,7 @@ impl CpuGemm {
         self.workspace.plan()
     }
 
-    /// Computes the rows of every group into C, `[rows of A, n]`. Rows of no group stay unchanged, except that a re-quantized C
+    /// Computes the rows of every group into C, `[rows of the input, n]`. Rows of no group stay unchanged, except that a re-quantized C
     /// gets zeros for their scales and for padding.
     ///
     /// Returns the tensor scale of a re-quantized C.
@@ -51,26 +51,27 @@ impl CpuGemm {
     /// with one row that is noticeable. Threads of a [`Team`](crate::Team) are awake, and the caller is one of them.
     ///
     /// # Errors
-    /// If A, a group or `c` does not fit the plan, or a block scale of A is NaN or negative. Then C is unchanged,
+    /// If A, its list of rows, a group or `c` does not fit the plan, or a block scale of A is NaN or negative. Then C is unchanged,
     /// or its scales are zero.
-    pub fn run(
+    pub fn run<'a>(
         &mut self,
-        a: &AOperand<'_>,
+        input: impl Into<Input<'a>>,
         groups: &[Group<'_>],
         c: OutputMut<'_>,
     ) -> Result<Option<GlobalScale>, Error> {
+        let input = input.into();
         let Self { workspace, epilogue, deferred } = self;
         let (out, n, threads) =
             (workspace.plan().desc.out, workspace.plan().desc.n, workspace.plan().threads);
-        if a.rows() > workspace.plan().rows() {
-            return Err(workspace.plan().not_a(a));
+        if input.rows() > workspace.plan().rows() {
+            return Err(workspace.plan().not_a(&input));
         }
         let deferred = (!workspace.plan().twice).then_some(&mut deferred[..]);
-        let (c, buffers) = Destination::new(out, c, a.rows(), n, deferred)?;
+        let (c, buffers) = Destination::new(out, c, input.rows(), n, deferred)?;
         let mut compute = |c| {
             let sink =
                 |a_scale: GlobalScale| Ok(OutputSink { epilogue, groups, a_scale: a_scale.exact(), n, c });
-            Ok::<_, Error>(workspace.multiply(a, groups, sink)?.c)
+            Ok::<_, Error>(workspace.multiply(input, groups, sink)?.c)
         };
         Ok(match (compute(c)?, buffers) {
             (Destination::Deferred(values, amax), Some(buffers)) => {

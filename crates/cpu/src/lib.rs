@@ -17,6 +17,8 @@
 //! | `attention` | a prompt's causal attention in bf16 |
 //! | [`token`] | [`TokenLayer`]: a decoder layer's norms, rotation and attention, for one token |
 
+#![warn(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
+
 mod aligned;
 #[cfg_attr(
     not(any(target_arch = "x86_64", test)),
@@ -50,6 +52,7 @@ mod w4a16;
 mod w4a4;
 pub mod workspace;
 
+pub use aligned::Aligned;
 pub use epilogue::TileEpilogue;
 pub use error::Error;
 pub use float_linear::FloatLinear;
@@ -60,4 +63,4 @@ pub use plan::{CpuOptions, CpuPlan};
 pub use team::Team;
 pub use tile::{RowTile, Tile, TileKernel, TileSink};
 pub use token::TokenLayer;
-pub use workspace::{Group, Workspace};
+pub use workspace::{Group, Input, Workspace};

@@ -188,7 +188,7 @@ fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
     let tile = RowTile { group: 0, first_row: 0, rows: TILE_ROWS };
     let mut blocks = Aligned::zeroed(TILE_ROWS * K / CHUNK_K);
     let a = matrix("a", TILE_ROWS)?;
-    let bound = kernel.prepare(1, &Source::Quantized(&a), &[tile], &mut blocks);
+    let bound = kernel.prepare(1, &Source::Quantized(&a), None, &[tile], &mut blocks);
     Ok(best(threads, 2.0, || {
         let mut sums = [0.0; TILE_ROWS * TILE_COLS];
         bound.multiply(&tile, &weights, 0, &mut sums);

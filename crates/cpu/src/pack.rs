@@ -26,7 +26,6 @@ use dualgemm_gemm::{GateUp, Operation, WeightRef};
 use crate::Error;
 use crate::aligned::Aligned;
 use crate::team;
-use crate::threads::{self, SharedSlice};
 
 /// Gate features (and up features) of a panel.
 pub const PANEL: usize = 16;
@@ -167,19 +166,12 @@ impl PackedGateUp {
             }
         }
         let (len, columns) = (self.panel_len(), panel_columns(self.op));
-        let shared = SharedSlice::new(&mut self.panels);
-        threads::for_each(
-            team::threads(),
-            n.div_ceil(columns),
-            |_| (),
-            |(), panel| {
-                // SAFETY: `for_each` hands out each panel once, and panels do not overlap.
-                let out = unsafe { shared.part((first / columns + panel) * len, len) };
-                for (half, (matrix, _)) in halves.into_iter().enumerate() {
-                    pack_half(matrix, panel * columns + half * (columns - PANEL), half, out);
-                }
-            },
-        );
+        let panels = &mut self.panels[first / columns * len..][..n.div_ceil(columns) * len];
+        team::for_each_part(panels, len, |panel, out| {
+            for (half, (matrix, _)) in halves.into_iter().enumerate() {
+                pack_half(matrix, panel * columns + half * (columns - PANEL), half, out);
+            }
+        });
     }
 
     /// What the weights are for.

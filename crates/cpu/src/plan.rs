@@ -1,9 +1,10 @@
 //! The choice of kernel, tile and threads for a problem. It depends on the description alone, prints and serializes.
 
-use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc};
+use dualgemm_gemm::{AFormat, DualGemmDesc};
 
 use crate::pack::{CHUNK, CHUNK_K, PANEL, panel_columns};
 use crate::tile::MAX_TILE_ROWS;
+use crate::workspace::Input;
 use crate::{Error, Isa, team, w4a4, w4a16};
 
 /// Choices of a caller. By default the plan chooses.
@@ -94,10 +95,11 @@ impl CpuPlan {
     }
 
     /// The error for an A that the plan was not made for.
-    pub(crate) fn not_a(&self, a: &AOperand<'_>) -> Error {
+    pub(crate) fn not_a(&self, input: &Input<'_>) -> Error {
+        let a = input.a;
         Error::NotPlanned {
             what: "A",
-            found: format!("{} [{}, {}]", AFormat::of(a), a.rows(), a.k()),
+            found: format!("{} [{}, {}]", AFormat::of(a), input.rows(), a.k()),
             expected: format!("{} with up to {} rows and K = {}", self.desc.a, self.rows(), self.desc.k),
         }
     }

@@ -13,6 +13,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::threads;
 
 /// How long a thread watches for the next call before it sleeps. Between two products of a model other layers take some ten
 /// microseconds.
@@ -147,6 +148,21 @@ impl Drop for Team {
 /// Threads for the products of a caller: those of the [`Team`] it is inside of, or else of the current rayon pool.
 pub(crate) fn threads() -> usize {
     current().map_or_else(rayon::current_num_threads, |team| team.count)
+}
+
+/// Calls `body` where products start without waking anything: on this thread inside of a [`Team`], or else inside of the current rayon
+/// pool, which each product would otherwise enter from outside.
+pub fn enter<R: Send>(body: impl FnOnce() -> R + Send) -> R {
+    if awake() { body() } else { rayon::scope(|_| body()) }
+}
+
+/// Calls `body` with the number of each part of `len` elements, and with the part, on all threads of the current [`Team`] or rayon
+/// pool. The last part may be shorter.
+///
+/// # Panics
+/// If `len` is 0.
+pub fn for_each_part<T: Send>(slice: &mut [T], len: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+    threads::for_each_part(threads(), slice, len, body);
 }
 
 /// Whether threads are awake to take shares of a few microseconds.
@@ -324,6 +340,30 @@ mod tests {
         assert_eq!(threads(), rayon::current_num_threads());
         // A job of a job, while threads are busy with the first.
         team.install(|| for_each(2, 2, |_| (), |(), _| assert_eq!(counts(2), [1; 100])));
+    }
+
+    #[test]
+    fn a_caller_enters_its_team_or_the_pool() {
+        let (team, here) = (Team::new(2).unwrap(), || (awake(), std::thread::current().id()));
+        assert_eq!(team.install(|| enter(here)), (true, std::thread::current().id()));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        pool.install(|| assert_eq!(enter(here), (false, std::thread::current().id())));
+        assert_ne!(enter(here).1, std::thread::current().id());
+    }
+
+    #[test]
+    fn parts_are_numbered_and_cover_a_slice_once() {
+        let team = Team::new(3).unwrap();
+        for (all, len) in [(0, 3), (2, 3), (3, 3), (1000, 7)] {
+            let fill = || {
+                let mut data = vec![0; all];
+                for_each_part(&mut data, len, |part, data| data.iter_mut().for_each(|x| *x += part + 1));
+                data
+            };
+            let want: Vec<usize> = (0..all).map(|i| i / len + 1).collect();
+            assert_eq!(fill(), want, "{all} {len}");
+            assert_eq!(team.install(fill), want, "{all} {len}");
+        }
     }
 
     #[test]

@@ -57,6 +57,30 @@ pub(crate) fn for_each_run<S>(
     }
 }
 
+/// Calls `body` with the number of each part of `len` elements, and with the part, which may be shorter at the end.
+pub(crate) fn for_each_part<T: Send>(
+    threads: usize,
+    slice: &mut [T],
+    len: usize,
+    body: impl Fn(usize, &mut [T]) + Sync,
+) {
+    let (all, parts) = (slice.len(), SharedSlice::new(slice));
+    let run = |_, left: usize| (left / 2).clamp(1, 16);
+    for_each_run(
+        threads,
+        all.div_ceil(len),
+        run,
+        |_| (),
+        |(), run| {
+            for part in run {
+                let start = part * len;
+                // SAFETY: `for_each_run` hands out each part once, and parts do not overlap.
+                body(part, unsafe { parts.part(start, len.min(all - start)) });
+            }
+        },
+    );
+}
+
 /// A mutable slice whose disjoint parts threads write.
 #[derive(Debug)]
 pub(crate) struct SharedSlice<'a, T> {

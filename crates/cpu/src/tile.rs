@@ -29,6 +29,33 @@ pub struct RowTile {
     pub rows: usize,
 }
 
+/// The rows of A that a tile takes: consecutive ones, or those that a list names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowsOfA<'a> {
+    tile: RowTile,
+    list: Option<&'a [u32]>,
+}
+
+impl<'a> RowsOfA<'a> {
+    /// Those of a tile, whose rows are places in the list if there is one.
+    pub(crate) fn new(tile: &RowTile, list: Option<&'a [u32]>) -> Self {
+        Self { tile: *tile, list }
+    }
+
+    /// How many.
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.tile.rows
+    }
+
+    /// One of them.
+    #[inline(always)]
+    pub(crate) fn row(&self, index: usize) -> usize {
+        let at = self.tile.first_row + index;
+        self.list.map_or(at, |list| list[at] as usize)
+    }
+}
+
 /// Sums of one tile.
 #[derive(Debug)]
 pub struct Tile<'a> {

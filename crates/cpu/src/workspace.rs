@@ -9,15 +9,20 @@ use crate::aligned::Aligned;
 use crate::pack::{CHUNK_K, PackedGateUp};
 use crate::plan::CpuPlan;
 use crate::schedule::{self, TileSums};
-use crate::threads::{self, SharedSlice};
+use crate::threads;
 use crate::tile::{MAX_TILE_ROWS, RowTile, TileSink};
-use crate::{Error, w4a4, w4a16};
+use crate::{Error, Isa, w4a4, w4a16};
 
 /// Rows of A that are prepared and multiplied before the next ones. This bounds the memory for prepared activations. All threads
-/// wait for each other twice in each wave: 4096 rows take 7 % less time in two waves than in four, on 16 threads of an Emerald
-/// Rapids.
+/// wait for each other twice in each wave.
 const WAVE_ROWS: usize = 2048;
 const _: () = assert!(MAX_TILE_ROWS <= WAVE_ROWS);
+
+/// The same on tiles of AMX, where threads wait for a larger part of the time: 4096 rows take 7 % less time in two waves than in four on
+/// 16 threads of an Emerald Rapids, and a mixture with so many 4 to 6 % less in one.
+fn wave_rows(isa: Isa) -> usize {
+    if isa == Isa::AmxBf16 { 2 * WAVE_ROWS } else { WAVE_ROWS }
+}
 
 /// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +38,37 @@ pub struct Group<'a> {
 impl Group<'_> {
     fn range(&self) -> Range<usize> {
         self.first_row..self.first_row + self.rows
+    }
+}
+
+/// The rows of A that a run multiplies: all, one after the other, or those that a list names.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    pub(crate) a: &'a AOperand<'a>,
+    list: Option<&'a [u32]>,
+}
+
+impl<'a> From<&'a AOperand<'_>> for Input<'a> {
+    fn from(a: &'a AOperand<'_>) -> Self {
+        Self { a, list: None }
+    }
+}
+
+impl<'a> Input<'a> {
+    /// Row `list[i]` of A as row i: a mixture's tokens, by expert, without a copy of each. Groups count rows of the list, and C has a row
+    /// for each.
+    pub fn listed(a: &'a AOperand<'_>, list: &'a [u32]) -> Self {
+        Self { a, list: Some(list) }
+    }
+
+    /// How many.
+    pub(crate) fn rows(&self) -> usize {
+        self.list.map_or(self.a.rows(), <[u32]>::len)
+    }
+
+    /// The row of A.
+    fn row(&self, index: usize) -> usize {
+        self.list.map_or(index, |list| list[index] as usize)
     }
 }
 
@@ -63,7 +99,7 @@ impl Workspace {
         plan.check()?;
         let isa = plan.isa.checked()?;
         let (rows, k) = (plan.rows(), plan.desc.k);
-        let wave = rows.min(WAVE_ROWS);
+        let wave = rows.min(wave_rows(plan.isa));
         let no_memory = || Error::NoMemory { rows, k };
         let activations = match plan.desc.a_compute().block_format() {
             Some(a) => {
@@ -102,58 +138,71 @@ impl Workspace {
     /// scale of A, which is 1 where A is not quantized.
     ///
     /// # Errors
-    /// If A or a group does not fit the plan, or a block scale of a group's rows of A is NaN or negative.
-    pub fn multiply<S: TileSink>(
+    /// If A, its list of rows or a group does not fit the plan, or a block scale of a group's rows of A is NaN or negative.
+    pub fn multiply<'a, S: TileSink>(
         &mut self,
-        a: &AOperand<'_>,
+        input: impl Into<Input<'a>>,
         groups: &[Group<'_>],
         sink: impl FnOnce(GlobalScale) -> Result<S, Error>,
     ) -> Result<S, Error> {
-        self.check_a(a)?;
-        self.check_groups(a.rows(), groups)?;
-        let threads = self.plan.threads;
+        let input = input.into();
+        let Input { a, list } = input;
+        self.check_input(&input)?;
+        self.check_groups(input.rows(), groups)?;
+        let (threads, wave) = (self.plan.threads, wave_rows(self.plan.isa));
         schedule::cut(groups.iter().map(Group::range), self.plan.tile_rows, &mut self.tiles);
         let (sums, tiles) = (&self.sums, &self.tiles);
         let weights_of = |group: usize| groups[group].weights;
         let scale = match a {
-            AOperand::Float(a) => global_scale(self.plan.desc.quantize_a, a, groups, threads, &mut self.amax),
+            AOperand::Float(a) => {
+                let amax = &mut self.amax[..];
+                global_scale(self.plan.desc.quantize_a, a, &input, groups, threads, amax)
+            }
             AOperand::Quantized(a) => Some(a.global_scale()),
         };
         match (&mut self.activations, a) {
             (Activations::W4a4(kernel, blocks), a) => {
                 let (source, scale) = match (a, scale) {
                     (AOperand::Quantized(a), Some(scale)) => {
-                        groups.iter().try_for_each(|group| a.check_scales_of(group.range()))?;
+                        let mut rows = groups.iter().flat_map(Group::range).map(|row| input.row(row));
+                        rows.try_for_each(|row| a.check_scales_of(row..row + 1))?;
                         (w4a4::Source::Quantized(a), scale)
                     }
                     (AOperand::Float(a), Some(scale)) => (w4a4::Source::Float(a, scale), scale),
-                    (_, None) => return Err(self.plan.not_a(a)),
+                    (_, None) => return Err(self.plan.not_a(&input)),
                 };
                 let sink = sink(scale)?;
-                for tiles in schedule::waves(tiles, WAVE_ROWS) {
-                    let kernel = kernel.prepare(threads, &source, tiles, blocks);
+                for tiles in schedule::waves(tiles, wave) {
+                    let kernel = kernel.prepare(threads, &source, list, tiles, blocks);
                     schedule::run(sums, tiles, weights_of, &kernel, &sink);
                 }
                 Ok(sink)
             }
             (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
                 let sink = sink(GlobalScale::ONE)?;
-                for tiles in schedule::waves(tiles, WAVE_ROWS) {
-                    let kernel = kernel.prepare(threads, a, tiles, buffer);
+                for tiles in schedule::waves(tiles, wave) {
+                    let kernel = kernel.prepare(threads, a, list, tiles, buffer);
                     schedule::run(sums, tiles, weights_of, &kernel, &sink);
                 }
                 Ok(sink)
             }
-            (Activations::W4a16(..), AOperand::Quantized(_)) => Err(self.plan.not_a(a)),
+            (Activations::W4a16(..), AOperand::Quantized(_)) => Err(self.plan.not_a(&input)),
         }
     }
 
-    fn check_a(&self, a: &AOperand<'_>) -> Result<(), Error> {
-        let desc = &self.plan.desc;
-        if AFormat::of(a) != desc.a || a.k() != desc.k || a.rows() > self.plan.rows() {
-            return Err(self.plan.not_a(a));
+    fn check_input(&self, input: &Input<'_>) -> Result<(), Error> {
+        let (Input { a, list }, desc) = (input, &self.plan.desc);
+        if AFormat::of(a) != desc.a || a.k() != desc.k || input.rows() > self.plan.rows() {
+            return Err(self.plan.not_a(input));
         }
-        Ok(())
+        match list.and_then(|list| list.iter().position(|&row| row as usize >= a.rows())) {
+            Some(at) => Err(Error::NotPlanned {
+                what: "the list of rows",
+                found: format!("row {} at place {at}", input.row(at)),
+                expected: format!("rows below {}, those of A", a.rows()),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn check_groups(&self, rows: usize, groups: &[Group<'_>]) -> Result<(), Error> {
@@ -190,6 +239,7 @@ impl Workspace {
 fn global_scale(
     how: QuantizeA,
     a: &FloatMatrix<'_>,
+    input: &Input<'_>,
     groups: &[Group<'_>],
     threads: usize,
     amax: &mut [f32],
@@ -198,16 +248,15 @@ fn global_scale(
         QuantizeA::No => None,
         QuantizeA::Static(scale) => Some(GlobalScale::multiplier(scale)),
         QuantizeA::Dynamic => {
-            let shared = SharedSlice::new(&mut amax[..a.rows()]);
-            let of_row = |(): &mut (), row: usize| {
+            let amax = &mut amax[..input.rows()];
+            let of_row = |row: usize, amax: &mut [f32]| {
                 let group = groups.partition_point(|group| group.range().end <= row);
                 let counts = groups.get(group).is_some_and(|group| group.first_row <= row);
-                let largest = if counts { Producer::Te.amax(a, row..row + 1) } else { 0.0 };
-                // SAFETY: `for_each` hands out each row once, and a row has one element.
-                unsafe { shared.part(row, 1) }.fill(largest);
+                let at = input.row(row);
+                amax.fill(if counts { Producer::Te.amax(a, at..at + 1) } else { 0.0 });
             };
-            threads::for_each(if a.rows() == 1 { 1 } else { threads }, a.rows(), |_| (), of_row);
-            let amax = amax[..a.rows()].iter().fold(0.0, |largest: f32, &of_row| largest.max(of_row));
+            threads::for_each_part(if amax.len() == 1 { 1 } else { threads }, amax, 1, of_row);
+            let amax = amax.iter().fold(0.0, |largest: f32, &of_row| largest.max(of_row));
             Some(Producer::Te.global_scale(amax, a.float_type()))
         }
     }

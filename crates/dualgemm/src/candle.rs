@@ -179,7 +179,7 @@ impl Linear {
     /// As [`new`](Self::new), and if there is no such module in 4 bits, or a tensor breaks a rule.
     pub fn from_checkpoint(path: &Path, module: &str, options: &Options) -> Result<Self> {
         let checkpoint = open(path)?;
-        Self::new(&crate::linear(checkpoint.linear(module).map_err(Error::wrap)?), options)
+        Self::new(&checkpoint.linear(module).map_err(Error::wrap)?, options)
     }
 }
 
@@ -201,7 +201,7 @@ impl Mlp {
     pub fn from_checkpoint(path: &Path, layer: usize, options: &Options) -> Result<Self> {
         let checkpoint = open(path)?;
         let (gate_up, options) = dense(&checkpoint, layer, options)?;
-        let down = crate::linear(checkpoint.down(layer).map_err(Error::wrap)?);
+        let down = checkpoint.down(layer).map_err(Error::wrap)?;
         Self::new(&gemm::GatedMlp { gate_up, down }, &options)
     }
 }
@@ -218,7 +218,7 @@ fn dense<'c>(checkpoint: &'c Checkpoint, layer: usize, options: &Options) -> Res
         let activation = checkpoint.activation(layer, MlpKind::Dense).map_err(Error::wrap)?.activation;
         options.epilogue = Some(Epilogue { activation, ..Epilogue::default() });
     }
-    Ok((crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?), options))
+    Ok((checkpoint.gate_up(layer).map_err(Error::wrap)?, options))
 }
 
 impl Packed {
@@ -356,7 +356,7 @@ impl GatedMlp {
         let checkpoint = open(path)?;
         let (weights, options) = dense(&checkpoint, layer, options)?;
         let down = checkpoint.down(layer).map_err(Error::wrap)?;
-        let bias = down.bias.map(|bias| Tensor::new(bias, &options.device)?.to_dtype(dtype)).transpose()?;
+        let bias = down.bias.map(|bias| Tensor::new(&*bias, &options.device)?.to_dtype(dtype)).transpose()?;
         let down = decoded(&down.weight)?.to_dtype(dtype)?.to_device(&options.device)?;
         Ok(Self { gate_up: SwiGlu::new(&weights, &options)?, down: down.t()?, bias })
     }

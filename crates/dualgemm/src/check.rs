@@ -296,11 +296,11 @@ where
             weights.check()?;
             let first = weights.first();
             if let Some(row) = a.iter().find(|row| row.len() != first.k()) {
-                return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
-                    tensor: "A".into(),
-                    found: format!("[{}, {}]", a.len(), row.len()),
-                    expected: format!("K = {}, as {} has", first.k(), first.name()),
-                }));
+                return Err(Error::operand(
+                    "A",
+                    format!("[{}, {}]", a.len(), row.len()),
+                    format!("K = {}, as {} has", first.k(), first.name()),
+                ));
             }
             let part = reference_of(epilogue, a, weights);
             progress(run.len());
@@ -332,19 +332,7 @@ fn rows_of(a: &AOperand<'_>, rows: &[usize]) -> Vec<Vec<Bounded>> {
 pub fn select_rows(a: &AOperand<'_>, rows: &[usize]) -> Result<AOperand<'static>, Error> {
     Ok(match a {
         AOperand::Float(m) => AOperand::Float(m.pick("A", rows)?),
-        AOperand::Quantized(m) => {
-            let (codes, scales) = m.dense_rows(rows.iter().copied());
-            AOperand::Quantized(QuantizedMatrix::new(
-                m.name(),
-                m.format(),
-                rows.len(),
-                m.k(),
-                codes,
-                scales,
-                ScaleLayout::Linear,
-                m.global_scale(),
-            )?)
-        }
+        AOperand::Quantized(m) => AOperand::Quantized(m.pick(m.name(), rows)?),
     })
 }
 

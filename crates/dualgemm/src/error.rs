@@ -57,6 +57,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// As [`dualgemm_gemm::Error::operand`].
+    pub fn operand(tensor: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self::Gemm(dualgemm_gemm::Error::operand(tensor, found, expected))
+    }
+}
+
 #[cfg(feature = "cuda")]
 impl From<dualgemm_device::Error> for Error {
     fn from(error: dualgemm_device::Error) -> Self {

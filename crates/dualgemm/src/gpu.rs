@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use dualgemm_bench::Timing;
 use dualgemm_device::{Device as _, Stream};
 use dualgemm_formats::{BlockFormat, ScaleLayout};
-use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut, QuantizeA};
+use dualgemm_gemm::{AOperand, DualGemmDesc, OutFormat, OutputMut, QuantizeA};
 use dualgemm_plan::{
     Buffer, DeviceCall, DeviceExperts, DeviceWeights, Gpu, GpuPlan, GroupedCall, Launches, Operands,
     Prepared, measure,
@@ -157,10 +157,6 @@ impl Packed {
     }
 }
 
-fn wrong(tensor: &str, found: String, expected: String) -> Result<(), Error> {
-    Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
-}
-
 /// A plan for a GPU with its kernels and its memory.
 #[derive(Debug)]
 pub struct GpuRunner {
@@ -205,15 +201,15 @@ impl GpuRunner {
         // An address says nothing on another GPU, where a kernel that followed it would break the context.
         if !std::ptr::eq(weights.gpu, own) {
             let name = |gpu: &Gpu| gpu.info().name.clone();
-            return wrong(
+            return Err(Error::operand(
                 "the weights",
                 format!("in the memory of another GPU ({})", name(weights.gpu)),
                 format!("those packed for the plan's ({})", name(own)),
-            );
+            ));
         }
         if weights.shape != (desc.b, desc.n, desc.k) {
             let text = |(format, n, k): (BlockFormat, usize, usize)| format!("{format} [{n}, {k}]");
-            return wrong("the weights", text(weights.shape), text((desc.b, desc.n, desc.k)));
+            return Err(Error::operand("the weights", text(weights.shape), text((desc.b, desc.n, desc.k))));
         }
         Ok(())
     }
@@ -223,7 +219,7 @@ impl GpuRunner {
         self.check_weights(weights)?;
         let desc = &self.desc;
         if m == 0 || m > desc.m {
-            return wrong("A", format!("[{m}, {}]", desc.k), format!("1 to {} rows", desc.m));
+            return Err(Error::operand("A", format!("[{m}, {}]", desc.k), format!("1 to {} rows", desc.m)));
         }
         Ok(())
     }
@@ -370,11 +366,11 @@ fn check_order(m: usize, groups: &[Rows<'_>]) -> Result<(), Error> {
     for rows in groups {
         let last = rows.first.saturating_add(rows.count);
         if rows.first < end || last > m {
-            return Err(Error::Gemm(GemmError::Operand {
-                tensor: "a group".into(),
-                found: format!("rows {} to {last}", rows.first),
-                expected: format!("rows from {end} to {m}, in order"),
-            }));
+            return Err(Error::operand(
+                "a group",
+                format!("rows {} to {last}", rows.first),
+                format!("rows from {end} to {m}, in order"),
+            ));
         }
         end = last;
     }

@@ -3,14 +3,21 @@
 //! Weights are packed for any number of rows and every format of A and C that their target takes; a call says which
 //! ([`LayerCall`]), and [`LayerShape::describe`] makes the description that a plan is made of.
 
+use std::ops::Range;
+
+use dualgemm_checkpoint::GateUpSource;
+#[cfg(feature = "cuda")]
+use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{
-    AFormat, DualGemmDesc, Epilogue, Error as GemmError, GatedMlp, Linear, MlpDesc, Operation, OutFormat,
-    QuantizeA, RouterWeights, WeightRef,
+    AFormat, DualGemmDesc, Epilogue, GatedMlp, Linear, MlpDesc, Operation, OutFormat, QuantizeA,
+    RouterWeights, WeightRef,
 };
 
+#[cfg(feature = "cuda")]
+use crate::DeviceGateUp;
 use crate::{
-    AnyDesc, AnyWeights, DualGemm, Error, MixtureDesc, MixturePlan, PackedMlp, PackedWeights, Target,
+    AnyDesc, AnyWeights, DualGemm, Error, MixtureDesc, MixturePlan, PackedMlp, PackedWeights, Plan, Target,
 };
 
 /// What a layer computes, as far as its weights say.
@@ -75,6 +82,20 @@ impl LayerShape {
         Self { down: Some((mlp.down.n(), mlp.down.weight.format())), ..Self::product(&mlp.gate_up) }
     }
 
+    /// A plan by which to pack weights of the first product that plans of any M, format of A and C are to share: one that
+    /// multiplies A in the format of the weights, if the target can do that, else in f16. On Blackwell that makes a
+    /// difference: its tensor cores read codes as they are, and what a kernel for other activations reads is made of them
+    /// when such weights first meet it, beside them.
+    ///
+    /// # Errors
+    /// As [`DualGemm::plan`].
+    pub fn plan_for_packing(&self, target: &Target) -> Result<Plan, Error> {
+        let desc =
+            DualGemmDesc { op: self.op, ..DualGemmDesc::new(1, self.n, self.k, AFormat::F16, self.format) };
+        let by = |a| DualGemm::plan(&DualGemmDesc { a, out: OutFormat::F16, ..desc }, target);
+        by(self.format.into()).or_else(|_| by(AFormat::F16))
+    }
+
     /// Features of C, and elements of a row of A.
     pub fn ends(&self) -> (usize, usize) {
         (self.down.map_or(self.n, |(features, _)| features), self.k)
@@ -122,6 +143,35 @@ impl PackedLayer {
         Ok(Self { weights: AnyWeights::Product(packed), target, shape: LayerShape::product(weights) })
     }
 
+    /// Packs some features of gate and up of a checkpoint, read a run of them at a time.
+    ///
+    /// # Errors
+    /// As [`Plan::prepack_source`], and if the target is not there.
+    pub fn gate_up(source: &GateUpSource<'_>, features: Range<usize>, target: Target) -> Result<Self, Error> {
+        let shape = LayerShape::gate_up(features.len(), source.k(), source.format());
+        let packed = shape.plan_for_packing(&target)?.prepack_source(source, features, |_| ())?;
+        Ok(Self { weights: AnyWeights::Product(packed), target, shape })
+    }
+
+    /// Packs gate and up that are in the memory of the target's GPU already.
+    ///
+    /// # Safety
+    /// As [`Plan::prepack_device`].
+    ///
+    /// # Errors
+    /// As there, and if the target is not there.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn gate_up_on_device(
+        pair: &DeviceGateUp<'_>,
+        target: Target,
+        stream: Stream,
+    ) -> Result<Self, Error> {
+        let shape = LayerShape::gate_up(pair.n, pair.k, pair.format);
+        // SAFETY: the caller's promise.
+        let packed = unsafe { shape.plan_for_packing(&target)?.prepack_device(pair, stream) }?;
+        Ok(Self { weights: AnyWeights::Product(packed), target, shape })
+    }
+
     /// Packs a whole MLP.
     ///
     /// # Errors
@@ -148,26 +198,20 @@ impl PackedLayer {
         let shape = LayerShape { experts: Some((experts.len(), router)), ..mlp };
         let call = LayerCall::new(1, AFormat::Bf16, OutFormat::Bf16);
         let AnyDesc::Mixture(desc) = shape.describe(&call) else {
-            let (found, expected) = ("one product".into(), "whole MLPs".into());
-            return Err(Error::Gemm(GemmError::Operand { tensor: "experts".into(), found, expected }).into());
+            return Err(Error::operand("experts", "one product", "whole MLPs").into());
         };
         let packed = MixturePlan::new(&desc, &target)?.prepack(experts.map(|mlp| mlp.map(Some)), None)?;
         Ok(Self { weights: AnyWeights::Mixture(packed), target, shape })
     }
 }
 
-/// Packs one product for every format of A; see [`DualGemm::plan_for_packing`].
+/// Packs one product for every format of A; see [`LayerShape::plan_for_packing`].
 ///
 /// # Errors
 /// As [`PackedLayer::product`].
 pub fn pack(weights: WeightRef<'_>, target: &Target) -> Result<PackedWeights, Error> {
     weights.check()?;
-    let shape = LayerShape::product(weights);
-    let plan = match shape.op {
-        Operation::GateUp => DualGemm::plan_for_packing((shape.n, shape.k), shape.format, target)?,
-        Operation::Linear => DualGemm::plan_linear_for_packing((shape.n, shape.k), shape.format, target)?,
-    };
-    plan.prepack(weights)
+    LayerShape::product(weights).plan_for_packing(target)?.prepack(weights)
 }
 
 /// Checks that the K of a down projection is the number of features of gate and up; `gate` names one of these in the error.
@@ -178,11 +222,11 @@ pub fn check_chained(features: usize, gate: &str, down: &Linear<'_>) -> Result<(
     if features == down.k() {
         return Ok(());
     }
-    Err(Error::Gemm(GemmError::Operand {
-        tensor: down.weight.name().into(),
-        found: format!("[{}, {}]", down.n(), down.k()),
-        expected: format!("K = {features}, the features of {gate}"),
-    }))
+    Err(Error::operand(
+        down.weight.name(),
+        format!("[{}, {}]", down.n(), down.k()),
+        format!("K = {features}, the features of {gate}"),
+    ))
 }
 
 #[cfg(test)]

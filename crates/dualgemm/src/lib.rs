@@ -52,34 +52,9 @@ pub use packed::{PackedExperts, PackedWeights};
 pub use plan::{DualGemm, Plan, Target};
 pub use runner::{Rows, Runner};
 
-use dualgemm_checkpoint::Activations;
 use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{GlobalScale, Producer, Search};
-use dualgemm_gemm::{AOperand, GateUp, Linear, QuantizeA};
-
-/// Weights of a checkpoint as the operand of a product.
-pub fn weights(gate_up: checkpoint::GateUp<'_>) -> GateUp<'_> {
-    let (gate_bias, up_bias) = gate_up.bias.unzip();
-    GateUp {
-        gate: gate_up.gate,
-        up: gate_up.up,
-        gate_bias: gate_bias.map(Into::into),
-        up_bias: up_bias.map(Into::into),
-    }
-}
-
-/// A quantized layer of a checkpoint as the operand of a product.
-pub fn linear(layer: checkpoint::Linear<'_>) -> Linear<'_> {
-    Linear { weight: layer.weight, bias: layer.bias.map(Into::into) }
-}
-
-/// Activations of a file as the operand of a product.
-pub fn operand(activations: Activations<'_>) -> AOperand<'_> {
-    match activations {
-        Activations::Float(a) => AOperand::Float(a),
-        Activations::Quantized(a) => AOperand::Quantized(a),
-    }
-}
+use dualgemm_gemm::{AOperand, QuantizeA};
 
 /// A as the product sees it: quantized, where it is quantized on the way in, by the rule that kernels follow (that
 /// of Transformer Engine).

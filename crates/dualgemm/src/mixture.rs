@@ -1,8 +1,8 @@
-//! Mixtures of experts: rows gathered by expert, their MLPs, and the weighted sum of what comes out.
+//! Mixtures of experts: rows by expert, their MLPs, and the weighted sum of what comes out.
 //!
 //! ```text
 //! A [tokens, k], ids and weights [tokens, top_k]
-//!   ─► rows sorted by expert ─► MLP of each expert on its rows ─► Y[t] = Σ_j w[t,j] · row of (t, j), in the order of j
+//!   ─► list of rows by expert ─► MLP of each expert on its rows ─► Y[t] = Σ_j w[t,j] · row of (t, j), in the order of j
 //! ```
 //!
 //! Sorting is stable and the sum is in f32 in the order of j, so results do not depend on the number of threads. How many rows
@@ -11,19 +11,19 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
+use dualgemm_cpu::Aligned;
+use dualgemm_cpu::team::{self, for_each_part};
 use dualgemm_formats::{FloatMatrix, ScaleLayout};
 use dualgemm_gemm::{
     AFormat, AOperand, Error as GemmError, GatedMlp, MlpDesc, OutFormat, OutputMut, RouterWeights, Routing,
 };
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use rayon::prelude::*;
 
-use crate::owned::try_vec;
 use crate::{Error, MlpPlan, MlpRunner, OwnedMatrix, PackedMlp, Rows, Target};
 
-/// What messages call the rows that experts read.
-const GATHERED: &str = "A by expert";
+/// What messages call the rows that experts read, where the router's weights multiply them.
+const WEIGHTED: &str = "A by expert";
 
 /// Shapes and formats of a mixture.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -46,8 +46,7 @@ impl MixtureDesc {
         if found == self.experts {
             return Ok(());
         }
-        let (found, expected) = (format!("{found} MLPs"), format!("{} MLPs", self.experts));
-        Err(Error::Gemm(GemmError::Operand { tensor: "experts".into(), found, expected }))
+        Err(Error::operand("experts", format!("{found} MLPs"), format!("{} MLPs", self.experts)))
     }
 
     /// Checks the rules of shapes and formats.
@@ -56,10 +55,8 @@ impl MixtureDesc {
     /// Names what breaks one.
     pub fn check(&self) -> Result<(), GemmError> {
         let Self { mlp, experts, top_k, router, shared } = self;
-        let wrong = |tensor: &str, found: String, expected: &str| {
-            let (tensor, expected) = (tensor.into(), expected.into());
-            Err(GemmError::Operand { tensor, found, expected })
-        };
+        let wrong =
+            |tensor: &str, found: String, expected: &str| Err(GemmError::operand(tensor, found, expected));
         if *experts == 0 || *top_k == 0 || *experts > i32::MAX as usize {
             let found = format!("of {experts} experts, {top_k} a token");
             return wrong("the mixture", found, "at least 1 of each");
@@ -129,15 +126,14 @@ impl MixturePlan {
             (Some(plan), Some(mlp)) => Some(plan.prepack(mlp)?),
             (None, None) => None,
             (_, found) => {
-                let found = if found.is_some() { "there" } else { "missing" }.into();
-                let (tensor, expected) = ("the shared expert".into(), "what it was planned with".into());
-                return Err(Error::Gemm(GemmError::Operand { tensor, found, expected }).into());
+                let found = if found.is_some() { "there" } else { "missing" };
+                return Err(Error::operand("the shared expert", found, "what it was planned with").into());
             }
         };
         #[cfg(feature = "cuda")]
-        if let crate::Plan::Gpu { gpu, .. } = &self.mlp.down {
+        if let crate::Plan::Gpu { .. } = &self.mlp.down {
             let experts = experts.into_iter().collect::<Result<Vec<_>, E>>()?;
-            return Ok(PackedMixture { experts: self.upload(gpu, experts)?, shared });
+            return Ok(PackedMixture { experts: self.upload(experts)?, shared });
         }
         let pack = |mlp: Result<Option<GatedMlp<'w>>, E>| {
             Ok::<_, E>(mlp?.map(|mlp| self.mlp.prepack(&mlp)).transpose()?)
@@ -162,13 +158,18 @@ impl MixturePlan {
             return Ok(MixtureRunner { desc: self.desc, place: Place::Gpu(Box::new(on_gpu)) });
         }
         let results = |rows: usize| {
-            let too_large = GemmError::TooLarge { tensor: GATHERED, batch: 1, rows, cols: down.n };
-            try_vec(rows.checked_mul(down.n), 0.0).ok_or(too_large)
+            let too_large = GemmError::TooLarge { tensor: WEIGHTED, batch: 1, rows, cols: down.n };
+            rows.checked_mul(down.n).and_then(Aligned::try_zeroed).ok_or(too_large)
         };
         let shared = shared.map(|runner| Ok::<_, Error>((runner, results(self.desc.mlp.down.m)?)));
         let on_cpu = OnCpu {
             mlp,
-            gathered: OwnedMatrix::new(GATHERED, [rows, cols], gate_up.a, ScaleLayout::Linear)?,
+            weighted: match self.desc.router {
+                RouterWeights::Input => {
+                    Some(OwnedMatrix::new(WEIGHTED, [rows, cols], gate_up.a, ScaleLayout::Linear)?)
+                }
+                RouterWeights::Output => None,
+            },
             order: Order::default(),
             results: results(rows)?,
             shared: shared.transpose()?,
@@ -237,12 +238,12 @@ enum Place {
 #[derive(Debug)]
 struct OnCpu {
     mlp: MlpRunner,
-    /// Rows of A by expert.
-    gathered: OwnedMatrix,
+    /// Rows of A by expert, multiplied by the router's weights, where these go there.
+    weighted: Option<OwnedMatrix>,
     order: Order,
-    results: Vec<f32>,
+    results: Aligned<f32>,
     /// The shared expert, and its results.
-    shared: Option<(MlpRunner, Vec<f32>)>,
+    shared: Option<(MlpRunner, Aligned<f32>)>,
 }
 
 /// Which row of the sorted ones each choice of a token is, and the choice of each row.
@@ -252,6 +253,8 @@ struct Order {
     row_of: Vec<u32>,
     /// `[rows]`: the choice, `token · top_k + j`.
     choice_of: Vec<u32>,
+    /// `[rows]`: the token.
+    token_of: Vec<u32>,
     /// Where the rows of each expert begin, and one more.
     first_row: Vec<usize>,
 }
@@ -260,7 +263,7 @@ const NONE: u32 = u32::MAX;
 
 impl Order {
     /// Sorts choices by expert, stably; those of experts that are elsewhere have no row.
-    fn sort(&mut self, ids: &[i32], experts: usize, here: impl Fn(usize) -> bool) {
+    fn sort(&mut self, ids: &[i32], top_k: usize, experts: usize, here: impl Fn(usize) -> bool) {
         let expert = |id: i32| usize::try_from(id).ok().filter(|&id| here(id));
         self.first_row.clear();
         self.first_row.resize(experts + 1, 0);
@@ -284,6 +287,8 @@ impl Order {
             }
             self.row_of.push(row);
         }
+        self.token_of.clear();
+        self.token_of.extend(self.choice_of.iter().map(|choice| choice / top_k as u32));
     }
 }
 
@@ -307,7 +312,7 @@ impl MixtureRunner {
         routing.check(a.rows(), self.desc.top_k, self.desc.experts)?;
         let desc = &self.desc;
         match &mut self.place {
-            Place::Cpu(on_cpu) => rayon::scope(|_| on_cpu.run(desc, a, routing, experts, (c, add))),
+            Place::Cpu(on_cpu) => team::enter(|| on_cpu.run(desc, a, routing, experts, (c, add))),
             #[cfg(feature = "cuda")]
             Place::Gpu(on_gpu) => on_gpu.run_with_copies(a, routing, experts, (c, add)),
         }
@@ -315,9 +320,8 @@ impl MixtureRunner {
 
     fn check(&self, a: &AOperand<'_>, c: &OutputMut<'_>) -> Result<(), Error> {
         let MixtureDesc { mlp: MlpDesc { gate_up, down }, .. } = self.desc;
-        let wrong = |tensor: &str, found: String, expected: String| {
-            Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
-        };
+        let wrong =
+            |tensor: &str, found: String, expected: String| Err(Error::operand(tensor, found, expected));
         let format = AFormat::of(a);
         if (format, a.k()) != (gate_up.a, gate_up.k) || a.rows() > gate_up.m {
             let found = format!("{format} [{}, {}]", a.rows(), a.k());
@@ -357,12 +361,20 @@ impl OnCpu {
             }
             _ => None,
         };
-        self.order.sort(routing.ids, all.len(), |id| all[id].is_some());
+        self.order.sort(routing.ids, top_k, all.len(), |id| all[id].is_some());
         let rows = self.order.choice_of.len();
         if rows > 0 {
-            let factor = (router == RouterWeights::Input).then_some(routing.weights);
-            gather(&mut self.gathered, a, &self.order.choice_of, top_k, factor)?;
-            let gathered = self.gathered.operand(GATHERED, rows, a.k())?;
+            let weighted = match &mut self.weighted {
+                Some(weighted) => {
+                    weigh(weighted, a, &self.order.choice_of, top_k, routing.weights)?;
+                    Some(weighted.operand(WEIGHTED, rows, a.k())?)
+                }
+                None => None,
+            };
+            let (a, list) = match &weighted {
+                Some(weighted) => (weighted, None),
+                None => (a, Some(&self.order.token_of[..])),
+            };
             let first = &self.order.first_row;
             let groups: Vec<Rows<'_, PackedMlp>> = all
                 .iter()
@@ -371,7 +383,8 @@ impl OnCpu {
                 .map(|(e, weights)| Rows { first: first[e], count: first[e + 1] - first[e], weights })
                 .filter(|group| group.count > 0)
                 .collect();
-            self.mlp.run_grouped(&gathered, &groups, OutputMut::F32(&mut self.results[..rows * n]))?;
+            let results = OutputMut::F32(&mut self.results[..rows * n]);
+            self.mlp.run_listed(a, list, &groups, results)?;
         }
         let weights = (router == RouterWeights::Output).then_some(routing.weights);
         let sum = Sum { row_of: &self.order.row_of, results: &self.results, shared, weights, top_k, n };
@@ -397,24 +410,21 @@ impl OnCpu {
     }
 }
 
-/// The rows of A that choices name, in their order, multiplied by the choices' factors if there are any.
-fn gather(
+/// The rows of A that choices name, in their order, multiplied by the choices' weights.
+fn weigh(
     to: &mut OwnedMatrix,
     a: &AOperand<'_>,
     choices: &[u32],
     top_k: usize,
-    factors: Option<&[f32]>,
+    weights: &[f32],
 ) -> Result<(), Error> {
     let (rows, k) = (choices.len(), a.k());
-    let factor = |choice: u32| factors.map(|factors| factors[choice as usize]);
     macro_rules! floats {
         ($to:expr, $from:expr, $scaled:expr) => {
-            $to[..rows * k].par_chunks_mut(k).zip(choices).for_each(|(to, &choice)| {
-                let from = $from.row(choice as usize / top_k);
-                match factor(choice) {
-                    None => to.copy_from_slice(from),
-                    Some(w) => to.iter_mut().zip(from).for_each(|(to, &from)| *to = $scaled(from, w)),
-                }
+            for_each_part(&mut $to[..rows * k], k, |row, to| {
+                let choice = choices[row] as usize;
+                let from = to.iter_mut().zip($from.row(choice / top_k));
+                from.for_each(|(to, &from)| *to = $scaled(from, weights[choice]));
             })
         };
     }
@@ -426,17 +436,7 @@ fn gather(
         (OwnedMatrix::Bf16(to), AOperand::Float(FloatMatrix::Bf16(a))) => {
             floats!(to, a, |x: bf16, w| bf16::from_f32(x.to_f32() * w));
         }
-        (OwnedMatrix::Quantized { codes, scales, global_scale, .. }, AOperand::Quantized(a)) => {
-            *global_scale = a.global_scale().value();
-            let (codes, scales) = (&mut codes[..rows * (k / 2)], &mut scales[..rows * a.blocks()]);
-            let to = codes.par_chunks_mut(k / 2).zip(scales.par_chunks_mut(a.blocks()));
-            to.zip(choices).for_each(|((codes, scales), &choice)| {
-                let row = choice as usize / top_k;
-                codes.copy_from_slice(a.row_codes(row));
-                scales.iter_mut().enumerate().for_each(|(block, to)| *to = a.scale_byte(row, block));
-            });
-        }
-        // `check` compared the formats.
+        // `check` compared the formats, and these weights multiply no others.
         (_, a) => return Err(GemmError::AlreadyQuantized { a: AFormat::of(a) }.into()),
     }
     Ok(())
@@ -465,7 +465,7 @@ impl Sum<'_> {
         store: impl Fn(&[f32], &mut [T]) + Sync,
         load: impl Fn(&[T], &mut [f32]) + Sync,
     ) {
-        c.par_chunks_mut(self.n).enumerate().for_each(|(token, c)| {
+        for_each_part(c, self.n, |token, c| {
             for (block, c) in c.chunks_mut(COLUMNS).enumerate() {
                 let mut sums = [0.0; COLUMNS];
                 let sums = &mut sums[..c.len()];

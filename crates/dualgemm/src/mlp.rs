@@ -3,8 +3,10 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
+use dualgemm_cpu::{Input, team};
 use dualgemm_gemm::{AOperand, GatedMlp, MlpDesc, OutputMut};
 
+use crate::runner::on_cpu;
 use crate::{DualGemm, Error, OwnedMatrix, PackedWeights, Plan, Rows, Runner, Target};
 
 /// What messages call the rows between the products.
@@ -132,27 +134,39 @@ impl MlpRunner {
         groups: &[Rows<'_, PackedMlp>],
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        // From outside its pool, every product would wake the pool and wait for it; so they enter it together. One thread
-        // needs none.
+        self.run_listed(a, None, groups, c)
+    }
+
+    /// The same of the rows of A that a list names, if there is one. Only processors take a list.
+    pub(crate) fn run_listed(
+        &mut self,
+        a: &AOperand<'_>,
+        list: Option<&[u32]>,
+        groups: &[Rows<'_, PackedMlp>],
+        c: OutputMut<'_>,
+    ) -> Result<Option<f32>, Error> {
+        // From outside of the threads, every product would wake them and wait for them; so they enter together. One thread needs
+        // no others.
         match &self.down {
-            Runner::Cpu(gemm) if gemm.plan().threads == 1 => self.run_inside(a, groups, c),
-            _ => rayon::scope(|_| self.run_inside(a, groups, c)),
+            Runner::Cpu(gemm) if gemm.plan().threads == 1 => self.run_inside(a, list, groups, c),
+            _ => team::enter(|| self.run_inside(a, list, groups, c)),
         }
     }
 
     fn run_inside(
         &mut self,
         a: &AOperand<'_>,
+        list: Option<&[u32]>,
         groups: &[Rows<'_, PackedMlp>],
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        let (rows, desc) = (a.rows(), &self.desc.gate_up);
+        let (rows, desc) = (list.map_or(a.rows(), <[u32]>::len), &self.desc.gate_up);
         if rows > desc.m {
-            return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
-                tensor: "A".into(),
-                found: format!("[{rows}, {}]", a.k()),
-                expected: format!("up to {} rows", desc.m),
-            }));
+            return Err(Error::operand(
+                "A",
+                format!("[{rows}, {}]", a.k()),
+                format!("up to {} rows", desc.m),
+            ));
         }
         let of = |part: fn(&PackedMlp) -> &PackedWeights| {
             let group = move |&Rows { first, count, weights }| Rows { first, count, weights: part(weights) };
@@ -163,7 +177,15 @@ impl MlpRunner {
             none => none.insert(OwnedMatrix::of_c(BETWEEN, desc)?),
         };
         let c_between = between.output(rows, desc.n);
-        let scale = self.gate_up.run_grouped(a, &of(|mlp| &mlp.gate_up), c_between)?;
+        let of_gate_up = of(|mlp| &mlp.gate_up);
+        let scale = match (&mut self.gate_up, list) {
+            (Runner::Cpu(gemm), Some(list)) => on_cpu(gemm, Input::listed(a, list), &of_gate_up, c_between)?,
+            #[cfg(feature = "cuda")]
+            (Runner::Gpu(_), Some(_)) => {
+                return Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" });
+            }
+            (runner, None) => runner.run_grouped(a, &of_gate_up, c_between)?,
+        };
         between.set_global_scale(scale);
         let hidden = between.operand(BETWEEN, rows, desc.n)?;
         self.down.run_grouped(&hidden, &of(|mlp| &mlp.down), c)

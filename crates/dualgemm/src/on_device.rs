@@ -42,6 +42,7 @@ use dualgemm_device::Stream;
 use dualgemm_gemm::AOperand;
 use dualgemm_plan::{DeviceCall, DeviceExperts, DeviceGateUp, DeviceWeights, GroupedCall};
 
+use crate::gpu::GpuRunner;
 use crate::{Error, PackedExperts, PackedWeights, Plan, Runner};
 
 impl Plan {
@@ -60,15 +61,10 @@ impl Plan {
         stream: Stream,
     ) -> Result<PackedWeights, Error> {
         self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu { gpu, plan } => {
-                let (gpu, form) = (gpu.open()?, plan.weight_form()?);
-                // SAFETY: the caller's promise.
-                let packed = unsafe { DeviceWeights::on_device(gpu, weights, form, stream) }?;
-                Ok(PackedWeights::Gpu(Arc::new(packed)))
-            }
-        }
+        let (gpu, plan) = self.on_gpu()?;
+        // SAFETY: the caller's promise.
+        let packed = unsafe { DeviceWeights::on_device(gpu, weights, plan.weight_form()?, stream) }?;
+        Ok(PackedWeights::Gpu(Arc::new(packed)))
     }
 
     /// As [`prepack_experts`](Self::prepack_experts), for weights that are in the memory of the plan's GPU already; see
@@ -87,15 +83,10 @@ impl Plan {
         for weights in experts {
             self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
         }
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu { gpu, plan } => {
-                let gpu = gpu.open()?;
-                // SAFETY: the caller's promise.
-                let experts = unsafe { DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream) }?;
-                PackedExperts::of(gpu, experts)
-            }
-        }
+        let (gpu, plan) = self.on_gpu()?;
+        // SAFETY: the caller's promise.
+        let experts = unsafe { DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream) }?;
+        PackedExperts::of(gpu, experts)
     }
 }
 
@@ -115,15 +106,19 @@ impl PackedWeights {
 }
 
 impl Runner {
+    pub(crate) fn on_gpu(&self) -> Result<&GpuRunner, Error> {
+        match self {
+            Self::Gpu(runner) => Ok(runner),
+            Self::Cpu(_) => Err(Error::NotOnGpu),
+        }
+    }
+
     /// As [`warm`](Self::warm), for [`run_device_grouped`](Self::run_device_grouped).
     ///
     /// # Errors
     /// As there, and if the plan takes one pair of weights a call.
     pub fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.warm_experts(experts, false),
-        }
+        self.on_gpu()?.warm_experts(experts, false)
     }
 
     /// How long a call takes on a GPU by its own clock, with the operands of the last [`run`](Self::run) and weights that
@@ -132,10 +127,7 @@ impl Runner {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn time(&self, a: &AOperand<'_>, weights: &PackedWeights) -> Result<Option<Timing>, Error> {
-        match self {
-            Self::Cpu(_) => Ok(None),
-            Self::Gpu(runner) => runner.time(a, weights),
-        }
+        self.on_gpu().map_or(Ok(None), |runner| runner.time(a, weights))
     }
 
     /// Launches one product on operands in device memory, on a stream of the caller's. Allocates nothing, waits for
@@ -154,11 +146,8 @@ impl Runner {
         weights: &PackedWeights,
         stream: Stream,
     ) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            // SAFETY: the caller's promise.
-            Self::Gpu(runner) => unsafe { runner.run_device(call, weights, stream) },
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.on_gpu()?.run_device(call, weights, stream) }
     }
 
     /// As [`run_device`](Self::run_device), for rows in groups, each with weights of its own. How many rows a group has,
@@ -175,10 +164,7 @@ impl Runner {
         experts: &PackedExperts,
         stream: Stream,
     ) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            // SAFETY: the caller's promise.
-            Self::Gpu(runner) => unsafe { runner.run_device_grouped(call, experts, stream) },
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.on_gpu()?.run_device_grouped(call, experts, stream) }
     }
 }

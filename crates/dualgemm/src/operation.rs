@@ -175,8 +175,7 @@ impl AnyRunner {
     }
 
     fn mismatch<T>(&self, weights: &AnyWeights) -> Result<T, Error> {
-        let (tensor, found) = ("the weights".into(), weights.name().into());
-        Err(Error::Gemm(GemmError::Operand { tensor, found, expected: self.name().into() }))
+        Err(Error::operand("the weights", weights.name(), self.name()))
     }
 
     /// Computes C of operands in the host's memory. A mixture has a routing, and may add to C.

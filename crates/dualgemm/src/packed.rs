@@ -11,7 +11,7 @@ use dualgemm_plan::{DeviceExperts, DeviceWeights, Gpu};
 use crate::Error;
 
 /// Weights in the order that a target's kernels read them. Plans of any M and output share them; those of any activation
-/// format do, too, if they were packed by [`DualGemm::plan_for_packing`](crate::DualGemm::plan_for_packing).
+/// format do, too, if they were packed by [`LayerShape::plan_for_packing`](crate::LayerShape::plan_for_packing).
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub enum PackedWeights {

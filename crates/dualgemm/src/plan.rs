@@ -1,13 +1,15 @@
 //! Plan, prepack, run: one interface over every target: the processor, NVIDIA GPUs, simulated ones.
 
+use std::ops::Range;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
+use dualgemm_checkpoint::GateUpSource;
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, PackedGateUp};
 use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut, WeightRef};
+use dualgemm_gemm::{AOperand, DualGemmDesc, GateUp, OutputMut, WeightRef};
 #[cfg(feature = "cuda")]
-use dualgemm_plan::{DeviceExperts, DeviceWeights, GpuOptions, GpuPlan};
+use dualgemm_plan::{DeviceExperts, DeviceWeights, Gpu, GpuOptions, GpuPlan};
 
 #[cfg(feature = "cuda")]
 use crate::gpu::{GpuId, GpuRunner};
@@ -25,7 +27,7 @@ pub enum Target {
 }
 
 impl Default for Target {
-    /// The processor, with its best instruction set and all threads of the current rayon pool.
+    /// The processor, with its best instruction set and all threads of the current team or rayon pool.
     fn default() -> Self {
         Self::Cpu(CpuOptions::default())
     }
@@ -77,42 +79,15 @@ impl DualGemm {
             }
         })
     }
+}
 
-    /// A plan by which to pack weights of `n` features and `k` elements that plans of any M, format of A and C are to
-    /// share: one that multiplies A in the format of the weights, if the target can do that, else in f16. On Blackwell that
-    /// makes a difference: its tensor cores read codes as they are, and what a kernel for other activations reads is made
-    /// of them when such weights first meet it, beside them.
-    ///
-    /// # Errors
-    /// As [`plan`](Self::plan).
-    pub fn plan_for_packing(
-        (n, k): (usize, usize),
-        format: BlockFormat,
-        target: &Target,
-    ) -> Result<Plan, Error> {
-        Self::plan_for_any(|a| DualGemmDesc::new(1, n, k, a, format), format, target)
-    }
-
-    /// The same for a linear layer of `n` features and `k` elements.
-    ///
-    /// # Errors
-    /// As [`plan`](Self::plan).
-    pub fn plan_linear_for_packing(
-        (n, k): (usize, usize),
-        format: BlockFormat,
-        target: &Target,
-    ) -> Result<Plan, Error> {
-        Self::plan_for_any(|a| DualGemmDesc::linear(1, n, k, a, format), format, target)
-    }
-
-    fn plan_for_any(
-        desc: impl Fn(AFormat) -> DualGemmDesc,
-        format: BlockFormat,
-        target: &Target,
-    ) -> Result<Plan, Error> {
-        let by = |a| Self::plan(&DualGemmDesc { out: OutFormat::F16, ..desc(a) }, target);
-        by(format.into()).or_else(|_| by(AFormat::F16))
-    }
+/// How many features of `k` elements are read before their pages are let go of: little beside the weights of a layer, much
+/// beside the cost of letting go.
+pub fn features_per_run(k: usize) -> usize {
+    const BYTES: usize = 1 << 20;
+    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
+    const MULTIPLE: usize = 128;
+    (BYTES / (k + k / 8)).max(1).next_multiple_of(MULTIPLE)
 }
 
 /// How a problem is computed: printable, serializable, free of operands and buffers, and so shared between threads
@@ -214,6 +189,39 @@ impl Plan {
         }
     }
 
+    /// The same for some features of a layer of a checkpoint, whose pages are let go of as they are read. `progress` is told
+    /// how many are done.
+    ///
+    /// # Errors
+    /// As there, and if a tensor breaks a rule of its format.
+    ///
+    /// # Panics
+    /// If `features` reaches past the layer.
+    pub fn prepack_source(
+        &self,
+        source: &GateUpSource<'_>,
+        features: Range<usize>,
+        progress: impl Fn(usize),
+    ) -> Result<PackedWeights, Error> {
+        let (run, end) = (features_per_run(source.k()), features.end);
+        let packed = self.prepack_runs(features.clone().step_by(run).map(|first| {
+            source.release();
+            progress(first - features.start);
+            Ok(source.features(first..end.min(first + run))?)
+        }))?;
+        source.release();
+        Ok(packed)
+    }
+
+    /// The GPU that the plan is for, and how it computes there.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_gpu(&self) -> Result<(&'static Gpu, &GpuPlan), Error> {
+        match self {
+            Self::Gpu { gpu, plan } => Ok((gpu.open()?, plan)),
+            Self::Cpu(_) => Err(Error::NotOnGpu),
+        }
+    }
+
     /// Packs the experts of a mixture, or the weights of the entries of a batch: pairs of one shape.
     ///
     /// For a GPU, plan with `GpuOptions::groups`; then one launch takes the rows of all experts.
@@ -260,8 +268,7 @@ impl Plan {
         if found == expected {
             return Ok(());
         }
-        let (found, expected) = (text(found), text(expected));
-        Err(Error::Gemm(dualgemm_gemm::Error::Operand { tensor: tensor.into(), found, expected }))
+        Err(Error::operand(tensor, text(found), text(expected)))
     }
 
     /// The plan with buffers for products of up to `max_groups` groups of rows; 1 for a plain product.
@@ -323,6 +330,7 @@ mod tests {
     use dualgemm_formats::{FloatMatrix, Matrix, Producer, Search, quantize};
 
     use super::*;
+    use dualgemm_gemm::AFormat;
 
     #[test]
     fn plans_and_weights_are_shared_between_threads() {

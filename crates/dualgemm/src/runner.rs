@@ -1,6 +1,6 @@
 //! A plan with the buffers of its runs, and the runs on operands in the host's memory.
 
-use dualgemm_cpu::{CpuGemm, Group};
+use dualgemm_cpu::{CpuGemm, Group, Input};
 use dualgemm_gemm::{AOperand, OutputMut};
 
 #[cfg(feature = "cuda")]
@@ -39,15 +39,6 @@ pub enum Runner {
 }
 
 impl Runner {
-    /// That of a GPU.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn on_gpu(&self) -> Result<&GpuRunner, Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => Ok(runner),
-        }
-    }
-
     /// Multiplies all rows of A with one pair of weights; see [`Plan::run`](crate::Plan::run). On a GPU it copies A there, waits, and
     /// copies C back.
     ///
@@ -86,14 +77,7 @@ impl Runner {
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
         match self {
-            Self::Cpu(gemm) => {
-                let mut cpu_groups = Vec::with_capacity(groups.len());
-                for rows in groups {
-                    let weights = rows.weights.on_cpu()?;
-                    cpu_groups.push(Group { first_row: rows.first, rows: rows.count, weights });
-                }
-                Ok(gemm.run(a, &cpu_groups, c)?.map(|scale| scale.value()))
-            }
+            Self::Cpu(gemm) => on_cpu(gemm, a, groups, c),
             #[cfg(feature = "cuda")]
             Self::Gpu(runner) => runner.run(a, groups, c),
         }
@@ -111,4 +95,18 @@ impl Runner {
             Self::Gpu(runner) => runner.warm(weights),
         }
     }
+}
+
+/// [`Runner::run_grouped`] on a processor.
+pub(crate) fn on_cpu<'a>(
+    gemm: &mut CpuGemm,
+    input: impl Into<Input<'a>>,
+    groups: &[Rows<'_>],
+    c: OutputMut<'_>,
+) -> Result<Option<f32>, Error> {
+    let group = |&Rows { first, count, weights }| {
+        Ok::<_, Error>(Group { first_row: first, rows: count, weights: PackedWeights::on_cpu(weights)? })
+    };
+    let groups = groups.iter().map(group).collect::<Result<Vec<_>, _>>()?;
+    Ok(gemm.run(input, &groups, c)?.map(|scale| scale.value()))
 }

@@ -28,7 +28,7 @@ fn rel_l2(got: &Tensor, want: &Tensor) -> Result<f32> {
 
 fn swiglu(options: &Options) -> SwiGlu {
     let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
-    let weights = dualgemm::weights(checkpoint.gate_up(0).unwrap());
+    let weights = checkpoint.gate_up(0).unwrap();
     SwiGlu::new(&weights, options).unwrap()
 }
 
@@ -147,7 +147,7 @@ fn a_linear_layer_in_every_type_of_tensor_close() -> Result<()> {
     }
     // A bias is added; an epilogue is of gate and up.
     let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
-    let mut operand = dualgemm::linear(checkpoint.linear(MODULE).unwrap());
+    let mut operand = checkpoint.linear(MODULE).unwrap();
     operand.bias = Some((0..576).map(|n| n as f32).collect::<Vec<_>>().into());
     let (x, with_bias) = (x(&[1, 1536])?, Linear::new(&operand, &Options::default())?);
     let difference = values(&(with_bias.forward(&x)? - layer.forward(&x)?)?)?;
@@ -177,7 +177,7 @@ fn the_whole_mlp_is_one_operator_close() -> Result<()> {
         assert!(error < limit, "{dtype:?}: {error}");
     }
     let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
-    let gate_up = dualgemm::weights(checkpoint.gate_up(0).unwrap());
+    let gate_up = checkpoint.gate_up(0).unwrap();
     let gate = dualgemm::gemm::Linear { weight: gate_up.gate.clone(), bias: None };
     let wrong = dualgemm::gemm::GatedMlp { gate_up, down: gate };
     let message = Mlp::new(&wrong, &Options::default()).unwrap_err().to_string();

@@ -7,7 +7,8 @@
 //! | [`scalar`] | e2m1 codes, e4m3 and ue8m0 scale bytes |
 //! | [`block`] | which elements share a scale: [`BlockFormat`] |
 //! | [`scale_layout`] | where the scale of row `r`, block `c` lies: [`ScaleLayout`] |
-//! | [`tensor`] | [`QuantizedMatrix`], [`GlobalScale`] |
+//! | [`tensor`] | [`QuantizedMatrix`] |
+//! | `global_scale` | [`GlobalScale`] |
 //! | [`floats`] | [`Matrix`], [`FloatMatrix`] |
 //! | [`mod@quantize`] | floats to nvfp4 and mxfp4, bit for bit as each producer does it |
 //! | `shard` | parts of a matrix: [`QuantizedMatrix::shard_rows`], [`QuantizedMatrix::shard_k`] |
@@ -21,6 +22,7 @@ pub mod block;
 pub mod error;
 pub mod floats;
 pub mod gguf;
+mod global_scale;
 pub mod gpumode;
 pub mod quantize;
 pub mod scalar;
@@ -31,6 +33,7 @@ pub mod tensor;
 pub use block::BlockFormat;
 pub use error::Error;
 pub use floats::{FloatMatrix, FloatType, Matrix};
+pub use global_scale::{GlobalScale, GlobalScaleSource};
 pub use quantize::{Producer, Quantizer, Search, quantize};
 pub use scale_layout::ScaleLayout;
-pub use tensor::{GlobalScale, GlobalScaleSource, QuantizedMatrix};
+pub use tensor::QuantizedMatrix;

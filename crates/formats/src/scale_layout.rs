@@ -34,13 +34,18 @@ impl ScaleLayout {
     /// Every layout.
     pub const ALL: [Self; 3] = [Self::Linear, Self::Sf128x4, Self::Sf8x4];
 
-    /// Bytes that the scales of `[rows, blocks]` take, padding included; `None` if that overflows.
-    pub const fn checked_len(self, rows: usize, blocks: usize) -> Option<usize> {
-        let (atom_rows, atom_blocks) = match self {
+    /// Rows and blocks of an atom.
+    pub(crate) const fn atom(self) -> (usize, usize) {
+        match self {
             Self::Linear => (1, 1),
             Self::Sf128x4 => (128, 4),
             Self::Sf8x4 => (8, 4),
-        };
+        }
+    }
+
+    /// Bytes that the scales of `[rows, blocks]` take, padding included; `None` if that overflows.
+    pub const fn checked_len(self, rows: usize, blocks: usize) -> Option<usize> {
+        let (atom_rows, atom_blocks) = self.atom();
         let (Some(rows), Some(blocks)) =
             (rows.checked_next_multiple_of(atom_rows), blocks.checked_next_multiple_of(atom_blocks))
         else {

@@ -26,15 +26,15 @@ fn check_rank(tensor: &str, rank: usize, ranks: usize) -> Result<(), Error> {
 }
 
 impl QuantizedMatrix<'_> {
-    /// Consecutive rows of the matrix. Codes are borrowed, scales keep their layout.
+    /// Consecutive rows of the matrix, borrowed; see [`into_rows`](Self::into_rows).
     ///
     /// # Errors
-    /// If `rows` is empty.
+    /// As there.
     ///
     /// # Panics
-    /// If the matrix has not these rows.
+    /// As there.
     pub fn slice_rows(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'_>, Error> {
-        self.part(rows.start, rows.len(), 0, self.k())
+        self.borrowed().into_rows(rows)
     }
 
     /// Rows `rank · rows / ranks ..` of the matrix: the output features of one rank. Codes are borrowed.
@@ -57,28 +57,16 @@ impl QuantizedMatrix<'_> {
     /// If `rank` is not below `ranks` or a part would not be whole blocks.
     pub fn shard_k(&self, rank: usize, ranks: usize) -> Result<QuantizedMatrix<'_>, Error> {
         let columns = self.format().shard(self.name(), self.k(), rank, ranks)?;
-        self.part(0, self.rows(), columns.start, columns.len())
-    }
-
-    /// `rows` rows from `row` and `k` elements from `first_k`, whole blocks; scales keep their layout.
-    fn part(&self, row: usize, rows: usize, first_k: usize, k: usize) -> Result<QuantizedMatrix<'_>, Error> {
-        let (block_len, layout) = (self.format().block_len(), self.scale_layout());
-        let (first_block, blocks) = (first_k / block_len, k / block_len);
-        let mut scales = vec![0; layout.len(rows, blocks)];
-        for r in 0..rows {
-            for block in 0..blocks {
-                scales[layout.offset(r, block, blocks)] = self.scale_byte(row + r, first_block + block);
-            }
-        }
+        let block_len = self.format().block_len();
         QuantizedMatrix::strided(
             self.name(),
             self.format(),
-            rows,
-            k,
+            self.rows(),
+            columns.len(),
             self.row_stride(),
-            &self.codes()[row * self.row_stride() + first_k / 2..],
-            scales,
-            layout,
+            &self.codes()[columns.start / 2..],
+            self.scales_of(0..self.rows(), columns.start / block_len..columns.end / block_len),
+            self.scale_layout(),
             self.global_scale(),
         )
     }
@@ -114,9 +102,18 @@ mod tests {
                     for rank in 0..ranks {
                         let part = whole.shard_rows(rank, ranks).unwrap();
                         assert_eq!((part.rows(), part.k()), (264 / ranks, 320));
+                        let first = rank * part.rows();
+                        let picked: Vec<usize> = (first..first + part.rows()).collect();
+                        let picked = whole.pick("picked", &picked).unwrap();
+                        let owned = whole.clone().into_rows(first..first + part.rows()).unwrap();
                         for (r, k) in (0..part.rows()).flat_map(|r| (0..320).map(move |k| (r, k))) {
-                            assert_eq!(part.value(r, k), whole.value(rank * part.rows() + r, k));
+                            let want = whole.value(first + r, k);
+                            assert_eq!([&part, &picked, &owned].map(|m| m.value(r, k)), [want; 3]);
                         }
+                        assert_eq!(
+                            [&part, &owned].map(QuantizedMatrix::scale_layout),
+                            [whole.scale_layout(); 2]
+                        );
                     }
                 }
             }
@@ -131,6 +128,20 @@ mod tests {
         for (r, k) in (0..2).flat_map(|r| (0..64).map(move |k| (r, k))) {
             assert_eq!(part.value(r, k), whole.value(6 + r, 64 + k));
         }
+    }
+
+    #[test]
+    fn no_rows_are_refused_and_nibbles_change_places() {
+        let whole = matrix(BlockFormat::Nvfp4, 8, 32);
+        for none in [whole.slice_rows(3..3), whole.pick("w", &[])] {
+            assert_eq!(none.unwrap_err().to_string(), matrix_of_no_rows());
+        }
+        let swapped = whole.clone().with_swapped_nibbles();
+        assert!((0..32).all(|k| swapped.code(5, k) == whole.code(5, k ^ 1)));
+    }
+
+    fn matrix_of_no_rows() -> String {
+        Error::NoRows { tensor: "w".into() }.to_string()
     }
 
     #[test]

@@ -4,73 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::scalar::e2m1;
-use crate::{BlockFormat, Error, ScaleLayout};
-
-/// How a file stored a tensor's scale. Producers disagree on multiplier and divisor; inside it is always the
-/// multiplier, and this remembers the value the file held so that writing it back loses nothing.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GlobalScaleSource {
-    /// The multiplier itself (ModelOpt, torchao, GGUF, ComfyUI).
-    Multiplier,
-    /// Its reciprocal, as held (compressed-tensors).
-    Divisor(f32),
-    /// Nothing: the scale is 1 (mxfp4, GGUF without `.scale`).
-    Absent,
-}
-
-/// The f32 scale of a whole tensor: `value = code · block_scale · global_scale`.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct GlobalScale {
-    multiplier: f32,
-    source: GlobalScaleSource,
-}
-
-impl GlobalScale {
-    /// The scale of a tensor that has none: 1.
-    pub const ONE: Self = Self { multiplier: 1.0, source: GlobalScaleSource::Absent };
-
-    /// From the multiplier. Whether it is positive and finite is checked where a matrix takes it.
-    pub const fn multiplier(multiplier: f32) -> Self {
-        Self { multiplier, source: GlobalScaleSource::Multiplier }
-    }
-
-    /// From the reciprocal of the multiplier, as compressed-tensors stores it. Checked as a multiplier is.
-    pub const fn divisor(divisor: f32) -> Self {
-        Self { multiplier: 1.0 / divisor, source: GlobalScaleSource::Divisor(divisor) }
-    }
-
-    /// The multiplier, rounded to f32 where the file held a divisor.
-    pub const fn value(self) -> f32 {
-        self.multiplier
-    }
-
-    /// The multiplier without the rounding of a reciprocal to f32.
-    pub fn exact(self) -> f64 {
-        match self.source {
-            GlobalScaleSource::Divisor(d) => 1.0 / f64::from(d),
-            GlobalScaleSource::Multiplier | GlobalScaleSource::Absent => f64::from(self.multiplier),
-        }
-    }
-
-    /// What the file held.
-    pub const fn source(self) -> GlobalScaleSource {
-        self.source
-    }
-
-    /// The number as the file held it.
-    pub const fn held(self) -> f32 {
-        match self.source {
-            GlobalScaleSource::Divisor(d) => d,
-            GlobalScaleSource::Multiplier | GlobalScaleSource::Absent => self.multiplier,
-        }
-    }
-
-    fn is_valid(self) -> bool {
-        // A huge or subnormal divisor is finite while its reciprocal is not a usable multiplier.
-        [self.held(), self.multiplier].iter().all(|x| x.is_finite() && *x > 0.0)
-    }
-}
+use crate::{BlockFormat, Error, GlobalScale, ScaleLayout};
 
 /// A `[rows, k]` matrix of 4-bit codes with a scale per block of K and one per tensor.
 ///
@@ -223,6 +157,19 @@ impl<'a> QuantizedMatrix<'a> {
         (codes, scales)
     }
 
+    /// Some rows, copied; their block scales are row by row. `name` is what error messages call them.
+    ///
+    /// # Errors
+    /// If there is none.
+    ///
+    /// # Panics
+    /// If a row is beyond the matrix.
+    pub fn pick(&self, name: impl Into<String>, rows: &[usize]) -> Result<QuantizedMatrix<'static>, Error> {
+        let (codes, scales) = self.dense_rows(rows.iter().copied());
+        let (linear, global) = (ScaleLayout::Linear, self.global_scale);
+        QuantizedMatrix::new(name, self.format, rows.len(), self.k, codes, scales, linear, global)
+    }
+
     /// All code bytes as held, rows [`row_stride`](Self::row_stride) apart.
     pub fn codes(&self) -> &[u8] {
         &self.codes
@@ -311,6 +258,56 @@ impl<'a> QuantizedMatrix<'a> {
         self
     }
 
+    /// Consecutive rows. What is borrowed stays so; scales keep their layout, and are copied, their padding zeroed, where these
+    /// rows are not whole atoms of it.
+    ///
+    /// # Errors
+    /// If `rows` is empty.
+    ///
+    /// # Panics
+    /// If the matrix has not these rows.
+    pub fn into_rows(self, rows: Range<usize>) -> Result<Self, Error> {
+        if rows.is_empty() {
+            return Err(Error::NoRows { tensor: self.name });
+        }
+        assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let (layout, blocks) = (self.scale_layout, self.blocks());
+        let (atom_rows, atom_blocks) = layout.atom();
+        let whole_atoms = [rows.start, rows.end].iter().all(|row| row.is_multiple_of(atom_rows))
+            && blocks.is_multiple_of(atom_blocks);
+        let scales = if whole_atoms {
+            let start = layout.offset(rows.start, 0, blocks);
+            part(&self.scales, start..start + layout.len(rows.len(), blocks))
+        } else {
+            Cow::Owned(self.scales_of(rows.clone(), 0..blocks))
+        };
+        let codes = rows.start * self.row_stride..(rows.end - 1) * self.row_stride + self.k / 2;
+        Ok(Self { rows: rows.len(), codes: part(&self.codes, codes), scales, ..self })
+    }
+
+    /// The block scales of some rows and blocks, in the layout of the whole.
+    pub(crate) fn scales_of(&self, rows: Range<usize>, blocks: Range<usize>) -> Vec<u8> {
+        let mut scales = vec![0; self.scale_layout.len(rows.len(), blocks.len())];
+        for (r, row) in rows.enumerate() {
+            for (b, block) in blocks.clone().enumerate() {
+                scales[self.scale_layout.offset(r, b, blocks.len())] = self.scale_byte(row, block);
+            }
+        }
+        scales
+    }
+
+    /// The same matrix, borrowing its bytes from this one.
+    pub(crate) fn borrowed(&self) -> QuantizedMatrix<'_> {
+        let (name, codes, scales) = (self.name.clone(), (&*self.codes).into(), (&*self.scales).into());
+        QuantizedMatrix { name, codes, scales, ..*self }
+    }
+
+    /// The same matrix with the nibbles of every byte of codes exchanged.
+    pub fn with_swapped_nibbles(mut self) -> Self {
+        self.codes.to_mut().iter_mut().for_each(|byte| *byte = byte.rotate_left(4));
+        self
+    }
+
     /// The same matrix, owning its bytes.
     pub fn into_owned(self) -> QuantizedMatrix<'static> {
         QuantizedMatrix {
@@ -324,6 +321,14 @@ impl<'a> QuantizedMatrix<'a> {
             scale_layout: self.scale_layout,
             global_scale: self.global_scale,
         }
+    }
+}
+
+/// A part of bytes, borrowed if they are.
+fn part<'a>(bytes: &Cow<'a, [u8]>, range: Range<usize>) -> Cow<'a, [u8]> {
+    match bytes {
+        Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
+        Cow::Owned(bytes) => Cow::Owned(bytes[range].to_vec()),
     }
 }
 

@@ -180,41 +180,33 @@ pub struct Comparer {
     got2: f64,
     want2: f64,
     dot: f64,
-    max_ulp: u64,
-    over_1_ulp: usize,
-    elements: usize,
-    not_finite: usize,
-    overflowed: usize,
     /// What [`Worst`] is chosen by.
     worst_by: f64,
-    max_of_bound: f64,
-    over_bound: usize,
-    max_abs: f64,
-    max_rel: f64,
-    worst: Worst,
+    /// All but the relative error and the cosine.
+    found: Comparison,
 }
 
 impl Comparer {
     /// For a row-major result of `cols` columns, at least one.
     pub fn new(cols: usize) -> Self {
-        Self {
-            cols,
-            error2: 0.0,
-            got2: 0.0,
-            want2: 0.0,
-            dot: 0.0,
+        let worst = Worst { row: 0, col: 0, got: 0.0, want: 0.0, got_bits: 0, want_bits: 0, bound: None };
+        let found = Comparison {
+            rel_l2: 0.0,
+            cosine: 1.0,
             max_ulp: 0,
             over_1_ulp: 0,
-            elements: 0,
-            not_finite: 0,
-            overflowed: 0,
-            worst_by: -1.0,
             max_of_bound: 0.0,
             over_bound: 0,
             max_abs: 0.0,
             max_rel: 0.0,
-            worst: Worst { row: 0, col: 0, got: 0.0, want: 0.0, got_bits: 0, want_bits: 0, bound: None },
-        }
+            max_scale_steps: None,
+            nearest_rel_l2: None,
+            elements: 0,
+            not_finite: 0,
+            overflowed: 0,
+            worst,
+        };
+        Self { cols, error2: 0.0, got2: 0.0, want2: 0.0, dot: 0.0, worst_by: -1.0, found }
     }
 
     /// The next rows, in row-major order; `want` is the reference.
@@ -234,11 +226,12 @@ impl Comparer {
     fn add_row<T: Element, W: Copy + Into<Bounded>>(&mut self, got: &[T], want: &[W]) {
         let finite = want.iter().map(|&w| w.into().value).filter(|w| w.is_finite());
         let usual = (finite.map(|w| w * w).sum::<f64>() / want.len() as f64).sqrt();
+        let found = &mut self.found;
         for (&g, &bounded) in got.iter().zip(want) {
             let bounded: Bounded = bounded.into();
             if bounded.error.is_nan() && !bounded.value.is_nan() {
-                self.overflowed += 1;
-                self.elements += 1;
+                found.overflowed += 1;
+                found.elements += 1;
                 continue;
             }
             let w = bounded.value;
@@ -256,27 +249,27 @@ impl Comparer {
                 (false, true) => u64::MAX,
                 (false, false) => g.ordered_bits().abs_diff(rounded.ordered_bits()),
             };
-            self.max_ulp = self.max_ulp.max(ulp);
+            found.max_ulp = found.max_ulp.max(ulp);
             if ulp > 1 {
-                self.over_1_ulp += 1;
+                found.over_1_ulp += 1;
                 // An element that is alone in its row has nothing usual beside it, and may be the rest of a cancellation.
                 if self.cols > 1 {
                     let rel = difference / (w.abs() + usual);
-                    self.max_rel = self.max_rel.max(if rel.is_nan() { f64::INFINITY } else { rel });
+                    found.max_rel = found.max_rel.max(if rel.is_nan() { f64::INFINITY } else { rel });
                 }
             }
-            self.max_abs = self.max_abs.max(difference);
+            found.max_abs = found.max_abs.max(difference);
             let of_bound = of_bound(g, bounded);
-            self.max_of_bound = self.max_of_bound.max(of_bound);
-            self.over_bound += usize::from(of_bound > 1.0);
+            found.max_of_bound = found.max_of_bound.max(of_bound);
+            found.over_bound += usize::from(of_bound > 1.0);
             let known = bounded.error.is_finite();
             let worst_by = if known { of_bound } else { difference };
             if worst_by > self.worst_by {
                 self.worst_by = worst_by;
                 let bound = bounded.error + if value.is_finite() { half_step(g, w) } else { 0.0 };
-                self.worst = Worst {
-                    row: self.elements / self.cols,
-                    col: self.elements % self.cols,
+                found.worst = Worst {
+                    row: found.elements / self.cols,
+                    col: found.elements % self.cols,
                     got: value,
                     want: w,
                     got_bits: g.bits(),
@@ -286,13 +279,13 @@ impl Comparer {
             }
             self.error2 += difference * difference;
             if same {
-                self.not_finite += 1;
+                found.not_finite += 1;
             } else {
                 self.got2 += value * value;
                 self.want2 += w * w;
                 self.dot += value * w;
             }
-            self.elements += 1;
+            found.elements += 1;
         }
     }
 
@@ -301,26 +294,15 @@ impl Comparer {
     /// # Errors
     /// If that is nothing.
     pub fn finish(self) -> Result<Comparison, Error> {
-        let Self { error2, got2, want2, dot, .. } = self;
-        if self.elements == 0 {
+        let Self { error2, got2, want2, dot, found, .. } = self;
+        if found.elements == 0 {
             return Err(Error::CompareLen { found: 0, expected: 0 });
         }
         let ratio = |over: f64, under: f64| if over == 0.0 { 0.0 } else { over / under };
         Ok(Comparison {
             rel_l2: ratio(error2.sqrt(), want2.sqrt()),
             cosine: if got2 == 0.0 && want2 == 0.0 { 1.0 } else { ratio(dot, got2.sqrt() * want2.sqrt()) },
-            max_ulp: self.max_ulp,
-            over_1_ulp: self.over_1_ulp,
-            max_of_bound: self.max_of_bound,
-            over_bound: self.over_bound,
-            max_abs: self.max_abs,
-            max_rel: self.max_rel,
-            max_scale_steps: None,
-            nearest_rel_l2: None,
-            elements: self.elements,
-            not_finite: self.not_finite,
-            overflowed: self.overflowed,
-            worst: self.worst,
+            ..found
         })
     }
 }

@@ -329,8 +329,7 @@ impl DualGemmDesc {
             true => format!("{format} [{n}, {k}]"),
             false => format!("{op} of {format} [{n}, {k}]"),
         };
-        let (found, expected) = (text(op, found), text(self.op, expected));
-        Err(Error::Operand { tensor: first.name().into(), found, expected })
+        Err(Error::operand(first.name(), text(op, found), text(self.op, expected)))
     }
 
     /// Multiplications and additions of all batch entries: `2·m·n·k·batch` for each matrix of weights.

@@ -113,6 +113,13 @@ pub enum Error {
     Format(#[from] dualgemm_formats::Error),
 }
 
+impl Error {
+    /// An operand that is not the one that was planned for.
+    pub fn operand(tensor: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self::Operand { tensor: tensor.into(), found: found.into(), expected: expected.into() }
+    }
+}
+
 /// How often an operand is there, where that is more than once.
 fn times(batch: usize) -> String {
     if batch > 1 { format!(" × {batch}") } else { String::new() }

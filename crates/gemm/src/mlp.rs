@@ -45,11 +45,7 @@ impl MlpDesc {
         if chained == (Operation::Linear, expected.m, expected.k, expected.a, gate_up.batch) {
             return Ok(());
         }
-        Err(Error::Operand {
-            tensor: "the down projection".into(),
-            found: down.to_string(),
-            expected: expected.to_string(),
-        })
+        Err(Error::operand("the down projection", down.to_string(), expected.to_string()))
     }
 }
 
@@ -96,28 +92,24 @@ impl Routing<'_> {
     pub fn check(&self, tokens: usize, top_k: usize, experts: usize) -> Result<(), Error> {
         for (tensor, len) in [("topk_ids", self.ids.len()), ("topk_weights", self.weights.len())] {
             if Some(len) != tokens.checked_mul(top_k) {
-                return Err(Error::Operand {
-                    tensor: tensor.into(),
-                    found: format!("of {len} numbers"),
-                    expected: format!("[{tokens}, {top_k}]"),
-                });
+                return Err(Error::operand(
+                    tensor,
+                    format!("of {len} numbers"),
+                    format!("[{tokens}, {top_k}]"),
+                ));
             }
         }
         for (at, (&id, &weight)) in self.ids.iter().zip(self.weights).enumerate() {
             let of = |tensor| format!("{tensor}[{}, {}]", at / top_k, at % top_k);
             if usize::try_from(id).is_ok_and(|id| id >= experts) {
-                return Err(Error::Operand {
-                    tensor: of("topk_ids"),
-                    found: id.to_string(),
-                    expected: format!("numbers below {experts}, or -1 for none"),
-                });
+                return Err(Error::operand(
+                    of("topk_ids"),
+                    id.to_string(),
+                    format!("numbers below {experts}, or -1 for none"),
+                ));
             }
             if id >= 0 && !weight.is_finite() {
-                return Err(Error::Operand {
-                    tensor: of("topk_weights"),
-                    found: weight.to_string(),
-                    expected: "finite numbers".into(),
-                });
+                return Err(Error::operand(of("topk_weights"), weight.to_string(), "finite numbers"));
             }
         }
         Ok(())

@@ -117,11 +117,11 @@ fn check_matrix(matrix: &QuantizedMatrix<'_>, bias: &Option<Cow<'_, [f32]>>) -> 
         return Err(Error::BiasLen { tensor: matrix.name().into(), found: bias.len(), n: matrix.rows() });
     }
     match bias.iter().position(|value| !value.is_finite()) {
-        Some(at) => Err(Error::Operand {
-            tensor: format!("{}: element {at} of its bias", matrix.name()),
-            found: bias[at].to_string(),
-            expected: "finite numbers".into(),
-        }),
+        Some(at) => Err(Error::operand(
+            format!("{}: element {at} of its bias", matrix.name()),
+            bias[at].to_string(),
+            "finite numbers",
+        )),
         None => Ok(()),
     }
 }

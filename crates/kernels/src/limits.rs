@@ -139,14 +139,11 @@ pub(crate) fn block_rule(tensor: &str, m: usize, k: usize) -> Result<(), Error> 
     Ok(())
 }
 
-/// A number of bytes is at least `least` and a multiple of `step`. Addresses are checked with a `least` of 1.
+/// `what` of a tensor is at least `least` and a multiple of `step`. Addresses are checked with a `least` of 1.
 pub(crate) fn fits(tensor: &str, what: &str, value: usize, least: usize, step: usize) -> Result<(), Error> {
     if value < least || !value.is_multiple_of(step) || (least > 1 && value > u32::MAX as usize) {
-        return refused(
-            tensor,
-            format!("{what}: {value}"),
-            format!("a multiple of {step}, at least {least}"),
-        );
+        let expected = format!("a multiple of {step}, at least {least}");
+        return refused(&format!("{tensor}: {what}"), value.to_string(), expected);
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! What a kernel should take, from what it does: enough to leave out configurations that cannot be the best, and to
 //! choose one where nothing was measured.
 //!
-//! Rates are those of Hopper per multiprocessor and clock; constants were fitted to measurements on an H100
-//! (`benchmarks/record/h100-kernel-2026-11-28.csv`), which the model meets within a fifth.
+//! Rates are those of Hopper per multiprocessor and clock. Constants were fitted to 3000 measurements on an H200: 161 problems,
+//! gate/up and linear layers, C in 16 bits and nvfp4, 1 to 1024 tokens, alone and in groups
+//! (`benchmarks/record/h200-plans-2026-11-30.md`). What the model takes there is 0.8 % slower than the best on average.
 
 use dualgemm_device::DeviceInfo;
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, OutFormat};
@@ -17,25 +18,36 @@ use dualgemm_kernels::warpwise::config::Config as Warpwise;
 
 use crate::blackwell;
 
-/// Clocks per second under a full matrix load.
-const CLOCK: f64 = 1.62e9;
+/// Clocks per second under a matrix load.
+const CLOCK: f64 = 1.75e9;
 /// Multiplications of 16-bit numbers per clock.
 const MULTIPLY: f64 = 2048.0;
-/// Clocks to widen one weight, all four schedulers busy.
-const WIDEN: f64 = 0.021;
+/// Weights of a chunk of the pack, 64 rows by 64 of K.
+const CHUNK: f64 = 64.0 * 64.0;
+/// Clocks of a scheduler to widen a chunk to f16: 75 instructions and the start of four `wgmma`. bf16 takes 12 instructions more.
+const WIDEN: f64 = 94.0;
+const WIDEN_TO_BF16: f64 = 12.0;
+/// Clocks of a tile to wait for a stage of its ring, where K groups do not hide each other's.
+const STAGE: f64 = 8.0;
+/// Clocks of a warp for each stage of a ring whose stages are counted: CTAs of one tile have them as numbers in the text.
+const COUNTING: f64 = 36.0;
+/// What of widening shows beside multiplications that take longer, and of multiplications beside widening.
+const WIDENING_SHOWS: f64 = 0.25;
+const MULTIPLYING_SHOWS: f64 = 0.6;
 /// Bytes per clock from L2 to shared memory that a multiprocessor gets when all ask.
-const FILL: f64 = 48.0;
-/// Bytes per second from memory to all multiprocessors, and to one.
-const MEMORY: f64 = 3.0e12;
-const MEMORY_OF_ONE: f64 = 32e9;
-/// Start, first loads and last stores of a kernel, µs.
-const ENDS: f64 = 2.0;
-/// The same for every further tile of a multiprocessor: new CTAs, and tiles whose loads overlap the stores before.
-const NEXT_CTA: f64 = 1.0;
-const NEXT_TILE: f64 = 0.3;
+const FILL: f64 = 54.0;
+/// Start, first loads and last stores of a kernel, and of every further CTA on a multiprocessor, µs.
+const ENDS: f64 = 2.4;
+/// The same of a further tile whose loads overlap the stores before.
+const NEXT_TILE: f64 = 1.6;
 /// Tiles finished by their neighbours, and halves of tiles exchanged by two CTAs, µs.
-const SHARED_TILES: f64 = 2.0;
-const EXCHANGE: f64 = 1.5;
+const SHARED_TILES: f64 = 10.0;
+const EXCHANGE: f64 = 1.45;
+
+/// Bytes per second from memory: HBM3e, which cards of more than 128 GB have, or HBM3.
+fn memory(info: &DeviceInfo) -> f64 {
+    if info.memory_bytes > 128 << 30 { 4.3e12 } else { 3.0e12 }
+}
 
 /// Microseconds of a strategy's kernel, one configuration or two that share a problem, for rows in about so many groups; none
 /// where a kernel of that name is not modelled on this card.
@@ -119,7 +131,57 @@ fn groups_of(m: usize, groups: usize) -> (usize, usize) {
     (groups, m.div_ceil(groups))
 }
 
-/// The same for rows in groups of one size, as many as have rows.
+/// Tiles that hold `m` rows in groups, each with tiles of its own: on average, where rows choose groups by chance. A group then
+/// has more than `r` rows as often as Poisson's distribution says.
+fn token_tiles(m: usize, groups: usize, tokens: u32) -> f64 {
+    let (mean, tokens) = (m as f64 / groups.max(1) as f64, tokens as usize);
+    if groups <= 1 {
+        return m.div_ceil(tokens) as f64;
+    }
+    if mean > 600.0 {
+        // Far from any tile's edge, and e^-mean is beyond f64.
+        return groups as f64 * (mean / tokens as f64 + 0.5);
+    }
+    // The chance of exactly `rows`, and of at most as many; a group has one tile more than multiples of `tokens` that its rows exceed.
+    let (mut exactly, mut tiles) = ((-mean).exp(), 0.0);
+    let mut at_most = exactly;
+    for rows in 0.. {
+        let more = 1.0 - at_most;
+        if rows % tokens == 0 {
+            tiles += more;
+        }
+        if rows as f64 > mean && more < 1e-4 {
+            break;
+        }
+        exactly *= mean / (rows + 1) as f64;
+        at_most += exactly;
+    }
+    groups as f64 * tiles
+}
+
+/// Pairs of weight rows: a tile holds pairs of them, also of a linear layer.
+fn pairs(desc: &DualGemmDesc) -> usize {
+    (desc.n * desc.op.matrices()).div_ceil(2)
+}
+
+/// Microseconds to bring weights, so many times, and A from memory and C to it.
+fn memory_us(desc: &DualGemmDesc, readings: f64, info: &DeviceInfo) -> f64 {
+    let (m, k) = (desc.m as f64, desc.k as f64);
+    let c = m * desc.n as f64 * desc.out.bits_per_element() / 8.0;
+    (readings * pairs(desc) as f64 * k * 1.125 + m * k * 2.0 + c) / memory(info) * 1e6
+}
+
+/// Microseconds of work that goes on while memory is read: the longer of both, and a tenth of the shorter, which shows at either end.
+fn together(compute: f64, memory: f64) -> f64 {
+    compute.max(memory) + 0.1 * compute.min(memory)
+}
+
+/// How often each of so many places gets a tile, in groups on average: what is left then by far does not fill the last turn.
+fn turns(tiles: f64, places: f64, groups: usize, uneven: f64) -> f64 {
+    if groups > 1 { (tiles / places + uneven).max(1.0) } else { (tiles / places).ceil() }
+}
+
+/// Microseconds of the fused kernel for rows in groups.
 fn grouped_us(
     desc: &DualGemmDesc,
     groups: usize,
@@ -127,85 +189,65 @@ fn grouped_us(
     config: &Sm90a,
     scheduler: Scheduler,
 ) -> f64 {
-    // A tile holds pairs of weight rows, also of a linear layer.
-    let pairs = (desc.n * desc.op.matrices()).div_ceil(2);
-    let (m, k) = (desc.m as f64, desc.k as f64);
-    let (groups, rows_of_each) = groups_of(desc.m, groups);
-    let (rows, tokens) = (f64::from(config.row_groups * 64), f64::from(config.tokens));
-    let [token_tiles, feature_tiles] = config.tiles(rows_of_each, pairs).map(f64::from);
-    let (groups, blocks) = (groups as f64, (k / 64.0).ceil());
-    let tiles = groups * token_tiles * feature_tiles;
-    let sms = f64::from(info.sm_count.max(1));
+    let (row_groups, tokens) = (f64::from(config.row_groups), f64::from(config.tokens));
+    let token_tiles = token_tiles(desc.m, groups, config.tokens);
+    let tiles = token_tiles * pairs(desc).div_ceil(config.features() as usize) as f64;
+    let (sms, blocks) = (f64::from(info.sm_count.max(1)), (desc.k as f64 / 64.0).ceil());
     let (split, ctas) = (f64::from(config.k_split), f64::from(config.ctas_per_sm));
-    // Clocks of a K block of 64 in one tile. Narrow products take as long as 16 columns would.
-    let multiply = rows * 64.0 * tokens.max(16.0) / MULTIPLY;
-    let widen = rows * 64.0 * WIDEN;
-    let fill = (tokens * 128.0 + rows * 36.0) / FILL;
-    // Widening hides behind multiplications but for a part.
-    let block = (multiply + 0.2 * widen).max(widen).max(fill);
-    let waves = match scheduler {
-        // CTAs that share a multiprocessor take turns.
-        Scheduler::Grid | Scheduler::Persistent => (tiles * split / (sms * ctas)).ceil() * ctas,
+    // Clocks of a K block of 64 in one tile.
+    let multiply = CHUNK * tokens / MULTIPLY;
+    let to_bf16 = if desc.a_compute() == AFormat::Bf16 { WIDEN_TO_BF16 } else { 0.0 };
+    let counting = if scheduler == Scheduler::Grid { 0.0 } else { COUNTING };
+    let blocks_per_stage = f64::from(config.blocks_per_stage);
+    let widen = WIDEN + to_bf16 + counting / blocks_per_stage;
+    let chunk = (multiply + WIDENING_SHOWS * widen).max(widen + MULTIPLYING_SHOWS * multiply);
+    let fill = (tokens * 128.0 + row_groups * CHUNK * 0.5625) / FILL;
+    let wait = if config.k_groups > 1 { 0.0 } else { STAGE / blocks_per_stage };
+    let block = (row_groups * chunk).max(fill) + wait;
+    let turns = match scheduler {
+        Scheduler::Grid | Scheduler::Persistent => turns(tiles * split, sms * ctas, groups, 0.55),
         Scheduler::StreamK => tiles / sms,
     };
-    let compute = waves * blocks / split * block / CLOCK * 1e6;
-    let busy = match scheduler {
-        Scheduler::StreamK => sms.min(tiles * blocks),
-        Scheduler::Grid | Scheduler::Persistent => sms.min(tiles * split),
-    };
-    let c = m * desc.n as f64 * desc.out.bits_per_element() / 8.0;
+    // CTAs that share a multiprocessor take turns.
+    let compute = turns * ctas * blocks / split * block / CLOCK * 1e6;
     // Tiles of few tokens that read the same weights at once gain nothing from the cache (measured at 16x4096x14336).
-    let readings = if config.k_groups > 1 { token_tiles } else { 1.0 };
-    let bytes = readings * groups * pairs as f64 * k * 1.125 + m * k * 2.0 + c;
-    let memory = bytes / MEMORY.min(busy * MEMORY_OF_ONE) * 1e6;
-    let more = (waves.ceil() / ctas - 1.0).max(0.0);
-    let exchange = if config.k_split > 1 { EXCHANGE } else { 0.0 };
+    let readings = if config.k_groups > 1 || groups > 1 { token_tiles } else { 1.0 };
+    let more = (turns - 1.0).max(0.0);
+    let exchange = if config.k_split > 1 { EXCHANGE * turns } else { 0.0 };
     let ends = match scheduler {
-        Scheduler::Grid => ENDS + more * NEXT_CTA,
+        Scheduler::Grid => ENDS + more * ENDS,
         Scheduler::Persistent => ENDS + more * NEXT_TILE,
         Scheduler::StreamK => ENDS + more * NEXT_TILE + SHARED_TILES,
     };
-    compute.max(memory) + ends + exchange
+    together(compute, memory_us(desc, readings, info)) + ends + exchange
 }
 
-/// Microseconds of the kernel for a few rows. Its warps decode and multiply one after the other, four to a scheduler, and
-/// hide most of a kernel's ends behind the one before: measured on an H200, 412 clocks of a scheduler for a chunk and a
-/// warp, 112 of them for eight tokens' multiplications; 100 more to decode to bf16.
+/// Microseconds of the kernel for a few rows. Its warps decode and multiply one after the other, four to a scheduler:
+/// 415 clocks for a chunk and a warp, 70 of them for eight tokens' multiplications, and 65 more to decode to bf16.
 fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Warpwise) -> f64 {
-    /// What is left of [`ENDS`].
-    const ENDS_LEFT: f64 = 0.8 * ENDS;
-    /// What CTAs lose that share a multiprocessor: with bf16, and with experts, they are slower than one alone.
-    const SHARED: f64 = 0.2;
-    // A tile holds pairs of weight rows, also of a linear layer.
-    let pairs = (desc.n * desc.op.matrices()).div_ceil(2) as f64;
-    let (m, k) = (desc.m as f64, desc.k as f64);
-    let (groups, rows_of_each) = groups_of(desc.m, groups);
     let (tokens, halves) = (f64::from(config.tokens), f64::from(config.halves));
     let (sms, parts) = (f64::from(info.sm_count.max(1)), f64::from(config.k_groups));
-    let readings = groups as f64 * (rows_of_each as f64 / tokens).ceil();
-    let ctas = (pairs / 16.0 / halves).ceil() * readings;
-    let chunks = ((k / 64.0).ceil() / parts).ceil() * parts * (halves / 2.0).max(0.65);
+    let readings = token_tiles(desc.m, groups, config.tokens);
+    let ctas = pairs(desc).div_ceil(16 * config.halves as usize) as f64 * readings;
+    let chunks = ((desc.k as f64 / 64.0).ceil() / parts).ceil() * parts * (halves / 2.0).max(0.6);
     // With halves of chunks warps end apart, and those that are left hide less from each other.
-    let uneven = if config.halves % 2 == 1 && config.halves > 1 { 1.1 } else { 1.0 };
-    let bf16 = if desc.a_compute() == AFormat::Bf16 { 100.0 } else { 0.0 };
-    let chunk = 300.0 + bf16 + 112.0 * (tokens / 8.0).ceil();
-    let waves = (ctas / sms).ceil();
+    let uneven = if config.halves % 2 == 1 && config.halves > 1 { 1.06 } else { 1.0 };
+    let bf16 = if desc.a_compute() == AFormat::Bf16 { 65.0 } else { 0.0 };
+    let chunk = 345.0 + bf16 + 70.0 * (tokens / 8.0).ceil();
+    let turns = turns(ctas, sms, groups, 0.3);
     // Two warps of a scheduler hide less of each other than three: measured at 16 tokens.
-    let few_warps = if f64::from(config.warps()) * waves.min(2.0) <= 8.0 { 1.12 } else { 1.0 };
-    let compute = waves * chunks / 4.0 * chunk * uneven * few_warps / CLOCK * 1e6;
-    let bytes =
-        readings * pairs * k * 1.125 + m * k * 2.0 + m * desc.n as f64 * desc.out.bits_per_element() / 8.0;
-    let memory = bytes / MEMORY.min(ctas.min(sms) * MEMORY_OF_ONE) * 1e6;
-    // They hide each other's ends.
-    let next = if waves > 1.0 { SHARED + ((waves / 2.0).ceil() - 1.0) * NEXT_TILE } else { 0.0 };
-    compute.max(memory) + ENDS_LEFT + next
+    let few_warps = if f64::from(config.warps()) * turns.min(2.0) <= 8.0 { 1.08 } else { 1.0 };
+    let compute = turns * chunks / 4.0 * chunk * uneven * few_warps / CLOCK * 1e6;
+    // Two CTAs of a multiprocessor hide each other's ends, but for groups, where each looks for its own first.
+    let next = if groups > 1 { 0.95 * (turns - 1.0) } else { (1.1 * (turns / 2.0 - 1.0)).max(0.0) };
+    together(compute, memory_us(desc, readings, info)) + ENDS - 0.1 + next
 }
 
 /// Microseconds of gate and up in launches of their own: each has half of the rows of weights, and gate's sums, f32, are
 /// written and read.
 fn apart_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Sm90a) -> f64 {
     let each = DualGemmDesc { n: desc.n.div_ceil(2), ..*desc };
-    let sums = desc.m as f64 * desc.n as f64 * 8.0 / MEMORY * 1e6;
+    let sums = desc.m as f64 * desc.n as f64 * 8.0 / memory(info) * 1e6;
     2.0 * fused_us(&each, info, config, Scheduler::Grid) + sums
 }
 
@@ -218,7 +260,7 @@ fn fp8_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Fp8) -> f64 {
     let waves = (tiles / f64::from(info.sm_count.max(1))).ceil();
     let each = (rows * tokens.max(16.0) / (2.0 * MULTIPLY)).max((tokens + rows) / FILL);
     let bytes = n * k * 2.0 + m * k + m * n * desc.out.bits_per_element() / 8.0;
-    (waves * k * each / CLOCK * 1e6).max(bytes / MEMORY * 1e6) + 2.0 * ENDS
+    (waves * k * each / CLOCK * 1e6).max(bytes / memory(info) * 1e6) + 2.0 * ENDS
 }
 
 /// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives. Each
@@ -233,7 +275,7 @@ fn portable_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &P
     let tiles = groups as f64 * (m / tokens).ceil() * (n / features).ceil();
     // Two CTAs share a multiprocessor.
     let waves = (tiles / (2.0 * sms)).ceil() * 2.0;
-    let tile = 2.0 * features * k * (tokens.max(16.0) / (0.5 * 1024.0) + 2.0 * WIDEN);
+    let tile = 2.0 * features * k * (tokens.max(16.0) / (0.5 * 1024.0) + 2.0 * WIDEN / CHUNK);
     let memory = groups as f64 * n * k * 1.125 / (0.5 * 15e9 * sms) * 1e6;
     // C in nvfp4 is a kernel of its own.
     let kernels = if matches!(desc.out, OutFormat::Nvfp4 { .. }) { 3.0 } else { 2.0 };
@@ -247,8 +289,8 @@ fn plain_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Plain) -> f64 {
     let (tokens, rows) = (f64::from(config.tokens), f64::from(config.row_groups * 64));
     let tiles = (m / tokens).ceil() * (2.0 * n / rows).ceil();
     let waves = (tiles / f64::from(info.sm_count.max(1))).ceil();
-    let tile = rows * k * (tokens.max(16.0) / MULTIPLY + 2.0 * WIDEN);
-    (waves * tile / CLOCK * 1e6).max(n * k * 1.125 / MEMORY * 1e6) + 2.0 * ENDS
+    let tile = rows * k * (tokens.max(16.0) / MULTIPLY + 2.0 * WIDEN / CHUNK);
+    (waves * tile / CLOCK * 1e6).max(n * k * 1.125 / memory(info) * 1e6) + 2.0 * ENDS
 }
 
 #[cfg(test)]

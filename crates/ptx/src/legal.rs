@@ -54,9 +54,10 @@ pub enum Problem {
 /// Opcodes whose modifiers ptxas takes in any order.
 #[rustfmt::skip]
 const ANY_ORDER: &[&str] = &[
-    "add", "atom", "cvt", "div", "ex2", "fma", "lg2", "match", "movmatrix", "mul", "neg", "rcp",
-    "red", "redux", "rsqrt", "set", "setp", "shfl", "sin", "cos", "sqrt", "stmatrix", "sub", "tanh",
-    "vote",
+    "abs", "add", "applypriority", "atom", "bfind", "bmsk", "cvt", "discard", "div", "ex2", "fma", "getctarank",
+    "ldmatrix", "lg2", "lop3", "mapa", "match", "max", "min", "movmatrix", "mul", "neg", "prefetch", "prmt", "rcp",
+    "red", "redux", "rsqrt", "set", "setp", "shfl", "sin", "cos", "sqrt", "stmatrix", "sub", "szext", "tanh",
+    "testp", "vote",
 ];
 
 /// Everything in `module` that its target or version does not have, in text order. Empty: legal.
@@ -228,6 +229,8 @@ fn is_in_any_order(instruction: &Instruction) -> bool {
             let plain = !front.iter().any(|name| is_vector(name) || storage(name).is_some());
             plain && storage(ty).is_some() && storage(vector).is_none() && !instruction.has("async")
         }
+        // The format that is widened stands behind `.b8x16`.
+        ("ldmatrix", _) if instruction.has("b8x16") => false,
         (root, _) => ANY_ORDER.contains(&root),
     }
 }

@@ -86,7 +86,9 @@ fn every_sample_assembles_on_every_claimed_target() {
 #[ignore = "needs ptxas"]
 fn every_form_of_others_assembles() {
     for &target in Target::ALL {
-        let samples = samples(isa::foreign().filter(|row| row.targets.contains(target)));
+        // Rows that are newer than the oldest assembler asked are taken on the word of nvcc's text.
+        let known = |row: &&Row| row.targets.contains(target) && row.since <= NEWEST;
+        let samples = samples(isa::foreign().filter(known));
         let module = Row::sample_module(&samples, target, NEWEST);
         let verdict = assemble(&module, target, &["-O0"]);
         let refused = refused(&module, &verdict.messages);

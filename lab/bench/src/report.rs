@@ -7,6 +7,13 @@ use dualgemm_gemm::DualGemmDesc;
 use crate::challenge::Ranking;
 use crate::{Bound, Roofline, Timing, Work};
 
+/// What has to be said of a share of the roofline above 100 %.
+pub fn above_the_limit(fraction: f64) -> Option<&'static str> {
+    let why =
+        "faster than the limits allow: the machine ran slower while they were measured, or operands came from a cache";
+    (fraction > 1.0).then_some(why)
+}
+
 /// One measured problem.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Row {
@@ -159,7 +166,8 @@ impl Report {
         ])
     }
 
-    /// A line per measurement: problem, strategy and kernel, these columns, and the error. The ranking comes last.
+    /// A line per measurement: problem, strategy and kernel, these columns, and the error. What needs an explanation follows,
+    /// and the ranking comes last.
     pub(crate) fn table(&self, columns: &[Column<'_>]) -> String {
         let measured: [Column<'_>; 8] = [
             ("op", &|r| r.op.clone()),
@@ -176,7 +184,9 @@ impl Report {
         let header = columns().map(|(head, _)| (*head).to_string()).collect();
         let cells = self.rows.iter().map(|r| columns().map(|(_, cell)| cell(r)).collect());
         let table = aligned(&std::iter::once(header).chain(cells).collect::<Vec<_>>());
-        table + &self.challenge.as_ref().map_or(String::new(), Ranking::to_table)
+        let above = self.rows.iter().find_map(|row| above_the_limit(row.roofline_fraction));
+        let above = above.map_or(String::new(), |why| format!("{why}\n"));
+        table + &above + &self.challenge.as_ref().map_or(String::new(), Ranking::to_table)
     }
 
     /// One line per measurement, comma-separated, with a header.
@@ -287,6 +297,13 @@ pub(crate) mod tests {
         let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
         assert_eq!(widths.len(), 4);
         assert!(widths.windows(2).all(|w| w[0] == w[1]), "{table}");
+        let mut report = report();
+        report.rows[1].roofline_fraction = 1.01;
+        let table = report.to_table();
+        assert!(
+            table.contains(" 101 %") && table.contains("\nfaster than the limits allow: "),
+            "{table}"
+        );
     }
 
     #[test]

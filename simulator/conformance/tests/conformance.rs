@@ -87,14 +87,14 @@ fn draft(name: &str, text: &str) -> Draft {
     Draft { name: name.into(), text: text.into(), expected: Box::new(Vec::new) }
 }
 
-/// What cards agreed with stays: the counts of `benchmarks/record/conformance-h100-2026-11-28.md`.
+/// What cards agreed with stays: the counts of `benchmarks/record/conformance-h100-2026-11-28.md`. Later cases wait for a card.
 #[test]
 fn cards_agreed_with_as_many_cases_as_the_record_of_their_run_says() {
     let count = |word: &str| {
         let said = |c: &&Case| c.certified.as_deref().is_some_and(|said| said.starts_with(word));
         CASES.iter().filter(said).count()
     };
-    assert_eq!((CASES.len(), count("equal "), count("close ")), (479, 381, 16));
+    assert_eq!((CASES.len(), count("equal "), count("close ")), (496, 381, 16));
     assert_eq!(Records::parse(RECORDED).unwrap().to_string(), RECORDED, "cases.tsv is not as it is written");
 }
 

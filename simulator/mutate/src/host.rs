@@ -210,7 +210,8 @@ impl Device for Edited<'_> {
     }
 
     unsafe fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: handles and addresses of this device are those of the simulated one, so what the caller promises of
+        // `spec` here holds there; and that device fails a launch that leaves its memory.
         unsafe { self.gpu.launch_on(stream, spec) }?;
         let outcome = self.gpu.take_outcome();
         let warps = outcome.iter().flat_map(|outcome| &outcome.counters.instructions);

@@ -1,83 +1,12 @@
-//! Linear layers by name: attention projections, down projections, output heads.
-
-use std::ops::Range;
-
-use dualgemm_formats::{GlobalScale, QuantizedMatrix};
+//! The linear layers that there are, by name: attention projections, down projections, output heads.
 
 use super::Checkpoint;
-use crate::convention::Role;
+use crate::Error;
 use crate::error::list;
 use crate::linear::{Kept, kept};
-use crate::{Error, MatrixSource, ScaleOrigin};
 
 /// Names that are listed where a module is not there.
 const NEAR: usize = 4;
-
-type InputScale = Result<Option<GlobalScale>, Error>;
-
-/// One quantized linear layer.
-#[derive(Debug, Clone)]
-pub struct Linear<'a> {
-    /// `[out, in]`: a row per output feature, K is the input features.
-    pub weight: QuantizedMatrix<'a>,
-    /// `out` values.
-    pub bias: Option<Vec<f32>>,
-    input: InputScale,
-}
-
-impl Linear<'_> {
-    /// Tensor scale of the activations that go into this layer, whichever way the file stores it; `None` if the
-    /// checkpoint has none (weights only).
-    ///
-    /// # Errors
-    /// If the checkpoint declares one and it is missing or unusable. The weight can be used regardless.
-    pub fn input_scale(&self) -> InputScale {
-        self.input.clone()
-    }
-}
-
-/// The same, found and not yet read.
-#[derive(Debug, Clone)]
-pub struct LinearSource<'a> {
-    /// `[out, in]`.
-    pub weight: MatrixSource<'a>,
-    /// `out` values.
-    pub bias: Option<Vec<f32>>,
-    pub(crate) input: InputScale,
-    input_from: Option<ScaleOrigin>,
-}
-
-impl<'a> LinearSource<'a> {
-    /// As [`Linear::input_scale`].
-    pub fn input_scale(&self) -> InputScale {
-        self.input.clone()
-    }
-
-    /// Where the tensor scale of the activations comes from; `None` if it is not stored.
-    pub fn input_scale_from(&self) -> Option<&ScaleOrigin> {
-        self.input_from.as_ref()
-    }
-
-    /// Some features. Rows of codes that lie in the file as they are needed are borrowed.
-    ///
-    /// # Errors
-    /// If the range is empty, or a tensor breaks a rule of its format.
-    ///
-    /// # Panics
-    /// If `features` reaches past the rows of the weight.
-    pub fn features(&self, features: Range<usize>) -> Result<Linear<'a>, Error> {
-        Ok(Linear {
-            weight: self.weight.read(features.clone())?,
-            bias: self.bias.as_ref().map(|bias| bias[features].to_vec()),
-            input: self.input.clone(),
-        })
-    }
-
-    /// All features.
-    pub fn read(&self) -> Result<Linear<'a>, Error> {
-        self.features(0..self.weight.rows())
-    }
-}
 
 /// A linear layer of a checkpoint, quantized or not.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -140,18 +69,5 @@ impl Checkpoint {
             module: module.into(),
             near: if near.is_empty() { "none".into() } else { list(near.iter().take(NEAR)) },
         }
-    }
-
-    /// A quantized module before it is read.
-    pub(crate) fn layer_source(
-        &self,
-        module: &str,
-        expert: Option<usize>,
-    ) -> Result<LinearSource<'_>, Error> {
-        let stored = self.stored(module)?;
-        let bias = self.bias(module, &stored, expert)?;
-        let input = self.input_scale(module, &stored, expert);
-        let input_from = self.scale_tensor(module, Role::InputScale);
-        Ok(LinearSource { weight: self.whole(module, stored, expert)?, bias, input, input_from })
     }
 }

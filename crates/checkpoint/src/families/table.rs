@@ -1,4 +1,4 @@
-//! The table of families. Adding one is a row here and a test of its values in `tests/families.rs`.
+//! The table of families. Adding one is a row here and a test of its values in `tests/checkpoint/families.rs`.
 //!
 //! Sources are paths in public repositories: `transformers/` is huggingface/transformers, `llama.cpp/`
 //! ggml-org/llama.cpp, `vllm/` vllm-project/vllm, `sglang/` sgl-project/sglang. Read at transformers 5.24.0, vllm 0.33.0,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -58,43 +59,8 @@ impl Header {
             serde_json::from_str(text).map_err(|e| fault("json", e.to_string(), VALID_JSON.into()))?;
         let data_len = bytes.len() - data_start;
 
-        let mut spans = Vec::with_capacity(raw.tensors.len());
-        for (name, raw) in raw.tensors {
-            let fault = |rule, found: String, valid: String| {
-                Error::header(file, rule, format!("{found} for tensor `{name}`"), valid)
-            };
-            let dtype = Dtype::from_safetensors(&raw.dtype).ok_or_else(|| {
-                let valid = crate::error::list(Dtype::SAFETENSORS.iter().map(|d| d.name()));
-                fault("dtype", format!("`{}`", raw.dtype), valid)
-            })?;
-            let shape: Option<Vec<usize>> = raw.shape.iter().map(|&d| d.try_into().ok()).collect();
-            let len = shape.as_ref().and_then(|shape| {
-                let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-                dtype.byte_len(elements)
-            });
-            let (Some(shape), Some(len)) = (shape, len) else {
-                let found = format!("{dtype} shape {:?}", raw.shape);
-                return Err(fault("shape", found, "a whole number of bytes that fits memory".into()));
-            };
-            let (begin, end) = raw.data_offsets;
-            if end > data_len as u64 && end.checked_sub(begin) == Some(len as u64) {
-                let (file, found) = (file.into(), data_len as u64);
-                return Err(Error::CutShort { file, tensor: name, end, found });
-            }
-            if begin > end || end > data_len as u64 {
-                let found = format!("data_offsets [{begin}, {end}]");
-                return Err(fault("offsets", found, format!("begin <= end <= {data_len}, the data bytes")));
-            }
-            if end - begin != len as u64 {
-                return Err(fault(
-                    "offsets",
-                    format!("{} bytes", end - begin),
-                    format!("{len}, the size of {dtype} {shape:?}"),
-                ));
-            }
-            let range = data_start + begin as usize..data_start + end as usize;
-            spans.push(TensorInfo { name, dtype, shape, range });
-        }
+        let spans = raw.tensors.into_iter().map(|(name, raw)| raw.place(name, file, data_start..bytes.len()));
+        let mut spans = spans.collect::<Result<Vec<_>, Error>>()?;
         spans.sort_by_key(|t| (t.range.start, t.range.end));
         let mut next = data_start;
         for t in &spans {
@@ -123,6 +89,46 @@ struct RawTensor {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
+}
+
+impl RawTensor {
+    /// Checks a tensor, and says where in the file it is; `data` is where the data of all are.
+    fn place(self, name: String, file: &Path, data: Range<usize>) -> Result<TensorInfo, Error> {
+        let fault = |rule, found: String, valid: String| {
+            Error::header(file, rule, format!("{found} for tensor `{name}`"), valid)
+        };
+        let dtype = Dtype::from_safetensors(&self.dtype).ok_or_else(|| {
+            let valid = crate::error::list(Dtype::SAFETENSORS.iter().map(|d| d.name()));
+            fault("dtype", format!("`{}`", self.dtype), valid)
+        })?;
+        let shape: Option<Vec<usize>> = self.shape.iter().map(|&d| d.try_into().ok()).collect();
+        let len = shape.as_ref().and_then(|shape| {
+            let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+            dtype.byte_len(elements)
+        });
+        let (Some(shape), Some(len)) = (shape, len) else {
+            let found = format!("{dtype} shape {:?}", self.shape);
+            return Err(fault("shape", found, "a whole number of bytes that fits memory".into()));
+        };
+        let (begin, end) = self.data_offsets;
+        if end > data.len() as u64 && end.checked_sub(begin) == Some(len as u64) {
+            let (file, found) = (file.into(), data.len() as u64);
+            return Err(Error::CutShort { file, tensor: name, end, found });
+        }
+        if begin > end || end > data.len() as u64 {
+            let found = format!("data_offsets [{begin}, {end}]");
+            return Err(fault("offsets", found, format!("begin <= end <= {}, the data bytes", data.len())));
+        }
+        if end - begin != len as u64 {
+            return Err(fault(
+                "offsets",
+                format!("{} bytes", end - begin),
+                format!("{len}, the size of {dtype} {shape:?}"),
+            ));
+        }
+        let range = data.start + begin as usize..data.start + end as usize;
+        Ok(TensorInfo { name, dtype, shape, range })
+    }
 }
 
 struct RawHeader {

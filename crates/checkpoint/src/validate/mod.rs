@@ -229,7 +229,7 @@ impl Checkpoint {
             Err(e) => return add(findings, &e),
         };
         let layers = expert.map_or("gate and up".into(), |e| format!("gate and up of expert {e}"));
-        let (gate, up) = both.tensor_scales();
+        let (gate, up) = (both.gate.tensor_scale, both.up.tensor_scale);
         differences.compare("halves-tensor-scale", module, ("tensor scales", &layers), &[gate, up], || {
             self.then_tensor_scales()
         });

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{LinearOut, Model, Output, WeightOut, beside};
-use crate::checkpoint::LinearSource;
+use super::{LinearOut, Model, Output, beside};
 use crate::convention::Role;
 use crate::module::{Mlp, MlpKind, Projection};
 use crate::scheme::Weights;
@@ -63,15 +62,10 @@ impl Checkpoint {
             };
             model.foreign = model.foreign.take().or(foreign);
             if quantized && !done.contains(name.as_str()) && !is_gguf {
-                let LinearSource { weight, input, .. } = self.layer_source(name, None)?;
-                let weight = WeightOut::Stored(weight);
-                model.linears.push(LinearOut {
-                    module: name.clone(),
-                    weight,
-                    input_scale: input?,
-                    experts: None,
-                    bias: None,
-                });
+                let mut linear = LinearOut::of(name.clone(), self.layer_source(name, None)?)?;
+                // It is among the others.
+                linear.bias = None;
+                model.linears.push(linear);
             }
             for role in Role::ALL {
                 let Some(tensor) = module.get(role) else { continue };
@@ -128,29 +122,21 @@ impl Checkpoint {
                 },
             };
             let packed = |p| mlp.module(own, p).filter(|module| self.is_quantized_module(module));
-            let mut push = |module, weight, input_scale, bias| {
-                model.linears.push(LinearOut {
-                    module,
-                    weight: WeightOut::Stored(weight),
-                    input_scale,
-                    experts: None,
-                    bias,
-                });
+            let mut push = |module, source| {
+                model.linears.push(LinearOut::of(module, source)?);
+                Ok::<_, Error>(())
             };
             let (gate, up) = (packed(Projection::Gate), packed(Projection::Up));
             let fused = packed(Projection::GateUp);
             if fused.is_some() || (gate.is_some() && up.is_some()) {
                 done.extend([fused, gate, up].into_iter().flatten());
                 let both = self.source_of(mlp, expert)?;
-                let inputs = both.input_scales()?;
-                let (gate_bias, up_bias) = both.bias.unzip();
-                push(name(Projection::Gate, "gate_proj"), both.gate, inputs.map(|i| i.0), gate_bias);
-                push(name(Projection::Up, "up_proj"), both.up, inputs.map(|i| i.1), up_bias);
+                push(name(Projection::Gate, "gate_proj"), both.gate)?;
+                push(name(Projection::Up, "up_proj"), both.up)?;
             }
             if let Some(module) = packed(Projection::Down) {
                 done.insert(module);
-                let LinearSource { weight, bias, input, .. } = self.layer_source(module, expert)?;
-                push(name(Projection::Down, "down_proj"), weight, input?, bias);
+                push(name(Projection::Down, "down_proj"), self.layer_source(module, expert)?)?;
             }
         }
         Ok(())

@@ -16,6 +16,7 @@ mod modelopt;
 mod tensor;
 mod weight;
 
+pub use activations::write_activations;
 pub use beside::beside;
 pub use tensor::{TensorData, TensorOut};
 pub(crate) use weight::rotated_rows;
@@ -32,7 +33,7 @@ use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::error::list;
 use crate::module::Place;
 use crate::safetensors::write_to;
-use crate::{Dtype, Error};
+use crate::{Dtype, Error, LinearSource};
 
 /// One quantized linear layer to write.
 #[derive(Debug, Clone)]
@@ -47,6 +48,14 @@ pub struct LinearOut<'a> {
     pub input_scale: Option<GlobalScale>,
     /// `out` values, where the bias is not among the other tensors.
     pub bias: Option<Vec<f32>>,
+}
+
+impl<'a> LinearOut<'a> {
+    /// A layer of a checkpoint under this name, its bias included.
+    pub(crate) fn of(module: String, source: LinearSource<'a>) -> Result<Self, Error> {
+        let (input_scale, bias) = (source.input_scale()?, source.bias.clone());
+        Ok(Self { module, weight: WeightOut::Stored(source.into()), experts: None, input_scale, bias })
+    }
 }
 
 /// What is written: quantized layers, everything else, and the model's configuration.

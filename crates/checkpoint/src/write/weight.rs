@@ -7,7 +7,7 @@ use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, g
 
 use super::activations::dense_codes;
 use crate::gguf::mxfp4;
-use crate::{Error, MatrixSource};
+use crate::{Error, LinearSource};
 
 /// Bytes of codes that are read at a time.
 const RUN_BYTES: usize = 1 << 20;
@@ -20,7 +20,7 @@ pub enum WeightOut<'a> {
     /// In memory.
     Matrix(QuantizedMatrix<'a>),
     /// In a checkpoint, from which it is read as it is written.
-    Stored(MatrixSource<'a>),
+    Stored(Box<LinearSource<'a>>),
 }
 
 impl<'a> From<QuantizedMatrix<'a>> for WeightOut<'a> {
@@ -63,7 +63,7 @@ impl<'a> WeightOut<'a> {
     pub fn tensor_scale(&self) -> GlobalScale {
         match self {
             Self::Matrix(m) => m.global_scale(),
-            Self::Stored(source) => source.tensor_scale(),
+            Self::Stored(source) => source.tensor_scale,
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> WeightOut<'a> {
     pub fn read(&self) -> Result<Cow<'_, QuantizedMatrix<'a>>, Error> {
         Ok(match self {
             Self::Matrix(m) => Cow::Borrowed(m),
-            Self::Stored(source) => Cow::Owned(source.read(0..source.rows())?),
+            Self::Stored(source) => Cow::Owned(source.weight(0..source.rows())?),
         })
     }
 
@@ -88,7 +88,7 @@ impl<'a> WeightOut<'a> {
             Self::Stored(source) => {
                 let run = (RUN_BYTES / (source.k() / 2)).max(1).next_multiple_of(RUN_ROWS);
                 (0..source.rows()).step_by(run).try_for_each(|first| {
-                    each(first, &source.read(first..source.rows().min(first + run))?)?;
+                    each(first, &source.weight(first..source.rows().min(first + run))?)?;
                     source.release();
                     Ok(())
                 })
@@ -119,26 +119,6 @@ pub enum WeightPart {
 pub(crate) fn rotated_rows(rows: usize, heads: usize) -> impl Iterator<Item = usize> + Clone {
     let (head, half) = (rows / heads, rows / heads / 2);
     (0..rows).map(move |row| row / head * head + row % 2 * half + row % head / 2)
-}
-
-/// A matrix with its rows in another order.
-fn reordered(
-    m: &QuantizedMatrix<'_>,
-    order: impl Iterator<Item = usize> + Clone,
-) -> Result<QuantizedMatrix<'static>, dualgemm_formats::Error> {
-    let codes: Vec<u8> = order.clone().flat_map(|row| m.row_codes(row)).copied().collect();
-    let scales: Vec<u8> =
-        order.flat_map(|row| (0..m.blocks()).map(move |block| m.scale_byte(row, block))).collect();
-    QuantizedMatrix::new(
-        m.name(),
-        m.format(),
-        m.rows(),
-        m.k(),
-        codes,
-        scales,
-        ScaleLayout::Linear,
-        m.global_scale(),
-    )
 }
 
 impl WeightPart {
@@ -174,7 +154,8 @@ impl WeightPart {
             let m = weight.read()?;
             // In its own order first, by which a fault is named.
             m.check_scales().map_err(fault)?;
-            let m = reordered(&m, rotated_rows(m.rows(), heads)).map_err(fault)?;
+            let rows: Vec<usize> = rotated_rows(m.rows(), heads).collect();
+            let m = m.pick(m.name(), &rows).map_err(fault)?;
             return Self::GgufBlocks.write(&m.into(), file, write);
         }
         if let Self::CodesTransposed(experts) | Self::ScalesTransposed(experts) = self {

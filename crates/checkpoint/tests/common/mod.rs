@@ -5,9 +5,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use dualgemm_checkpoint::gguf::{GgufValue, write_to};
 use dualgemm_checkpoint::safetensors::serialize;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorData, TensorOut};
-use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
+use dualgemm_checkpoint::validate::Finding;
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorData, TensorOut, Which};
+use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::{GateUp, Linear};
 use serde_json::{Value, json};
 
 /// The real checkpoints.
@@ -90,10 +93,8 @@ impl Weight {
     #[track_caller]
     pub fn assert_is(&self, m: &QuantizedMatrix<'_>) {
         assert_eq!((m.rows(), m.k()), (self.rows, self.k), "{}", m.name());
-        let codes: Vec<u8> = (0..m.rows()).flat_map(|r| m.row_codes(r).to_vec()).collect();
+        let (codes, scales) = m.dense_rows(0..m.rows());
         assert!(codes == self.codes, "codes of {} differ", m.name());
-        let scales: Vec<u8> =
-            (0..m.rows()).flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b))).collect();
         assert!(scales == self.scales, "scales of {} differ", m.name());
     }
 }
@@ -278,7 +279,53 @@ pub fn assert_mlp(c: &Checkpoint, scales: [f32; 2], input: Option<f32>) {
     gate().assert_is(&mlp.gate);
     up().assert_is(&mlp.up);
     assert_eq!([mlp.gate.global_scale().value(), mlp.up.global_scale().value()], scales);
-    assert_eq!(mlp.input_scales().unwrap().map(|(g, _)| g.value()), input);
+    assert_eq!(input_scales(c).unwrap().map(|(g, _)| g.value()), input);
+}
+
+/// Gate and up of an expert.
+pub fn expert(c: &Checkpoint, layer: usize, expert: usize) -> Result<GateUp<'_>, Error> {
+    c.gate_up_source(layer, Which::Expert(expert))?.read()
+}
+
+/// The down projection of an expert.
+pub fn expert_down(c: &Checkpoint, layer: usize, expert: usize) -> Result<Linear<'_>, Error> {
+    c.down_source(layer, Which::Expert(expert))?.read()
+}
+
+/// Tensor scales of what goes into gate and up of layer 0.
+pub fn input_scales(c: &Checkpoint) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
+    c.gate_up_source(0, Which::Dense)?.input_scales()
+}
+
+/// A GGUF file of this architecture, with these entries of it, opened.
+pub fn open_gguf(
+    architecture: &str,
+    entries: &[(&str, GgufValue)],
+    tensors: &[TensorOut<'_>],
+    options: &OpenOptions,
+) -> Checkpoint {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let mut metadata = vec![("general.architecture".to_owned(), GgufValue::String(architecture.into()))];
+    metadata.extend(entries.iter().map(|(key, value)| (format!("{architecture}.{key}"), value.clone())));
+    write_to(&path, &metadata, tensors).unwrap();
+    // Mapped files outlive their names.
+    Checkpoint::open(&path, options).unwrap()
+}
+
+/// MLPs of layers of a GGUF file in mxfp4, one for each ending of their names; of experts, two.
+pub fn gguf_mlps(layers: usize, endings: &[&str]) -> Vec<TensorOut<'static>> {
+    let dtype = Dtype::from_ggml(Dtype::GGML_MXFP4).unwrap();
+    let names = (0..layers).flat_map(|layer| endings.iter().map(move |ending| (layer, *ending)));
+    let mlp = |(layer, ending)| {
+        ["gate", "up", "down"].map(|projection| {
+            let lead: &[usize] = if ending == "_exps" { &[2] } else { &[] };
+            let shape = [lead, &[32, 32]].concat();
+            let bytes = vec![120; shape.iter().product::<usize>() / 32 * 17];
+            TensorOut::new(format!("blk.{layer}.ffn_{projection}{ending}.weight"), dtype, shape, bytes)
+        })
+    };
+    names.flat_map(mlp).collect()
 }
 
 /// What is said where a checkpoint is opened, or gate and up of layer 0 are taken from it.
@@ -293,6 +340,11 @@ pub fn shard_name(shard: usize) -> String {
 
 pub fn modelopt_config(algo: &str) -> Value {
     json!({ "hidden_act": "silu", "quantization_config": { "quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"] } })
+}
+
+/// A checkpoint of ModelOpt's with floats for activations, no tensor in it yet.
+pub fn w4a16() -> Fixture {
+    Fixture::with(modelopt_config("W4A16_NVFP4"))
 }
 
 /// A compressed-tensors configuration with these groups: (targets, group size, activations).
@@ -368,6 +420,13 @@ pub fn assert_values(m: &QuantizedMatrix<'_>, w: &Weight, tensor_scale: f64) {
 #[track_caller]
 pub fn refusal<T>(found: Result<T, Error>) -> String {
     message(&found.err().expect("a refusal"))
+}
+
+/// What the validator finds in a directory.
+pub fn findings(f: &Fixture) -> Vec<Finding> {
+    let dir = tempfile::tempdir().unwrap();
+    f.write(dir.path());
+    dualgemm_checkpoint::validate(dir.path(), &defaults())
 }
 
 pub fn rules(c: &Checkpoint) -> Vec<&'static str> {

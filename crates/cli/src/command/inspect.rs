@@ -8,7 +8,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use dualgemm::checkpoint::{Checkpoint, Error, GateUpSource, MlpInfo, MlpKind, ModuleInfo};
+use dualgemm::checkpoint::{
+    Checkpoint, Error, GateUpSource, LinearSource, MlpInfo, MlpKind, ModuleInfo, Which,
+};
 use dualgemm::formats::GlobalScale;
 use serde::Serialize;
 
@@ -115,28 +117,29 @@ impl Pair {
             Ok(scales) => (scales, None),
             Err(error) => (None, Some(error.to_string())),
         };
-        let half = |tensor, scale: GlobalScale, input: Option<GlobalScale>| HalfReport {
-            tensor,
-            format: source.format().to_string(),
-            n: source.n(),
-            k: source.k(),
-            tensor_scale: scale.value(),
-            tensor_scale_held: scale.held(),
+        let half = |of: &LinearSource<'_>, input: Option<GlobalScale>| HalfReport {
+            tensor: of.name(),
+            format: of.format().to_string(),
+            n: of.rows(),
+            k: of.k(),
+            tensor_scale: of.tensor_scale.value(),
+            tensor_scale_held: of.tensor_scale.held(),
             input_scale: input.map(GlobalScale::value),
         };
-        let ((gate_name, up_name), (gate, up)) = (source.names(), source.tensor_scales());
-        let ratio = gate.exact() / up.exact();
+        let GateUpSource { gate, up } = source;
+        let ratio = gate.tensor_scale.exact() / up.tensor_scale.exact();
         Self {
-            gate: half(gate_name, gate, inputs.map(|(gate, _)| gate)),
-            up: half(up_name, up, inputs.map(|(_, up)| up)),
+            gate: half(gate, inputs.map(|(gate, _)| gate)),
+            up: half(up, inputs.map(|(_, up)| up)),
             tensor_scale_ratio: ratio.max(1.0 / ratio),
-            bias: source.has_bias(),
+            bias: gate.bias.is_some(),
             input_scale_fault,
         }
     }
 }
 
 fn entries(checkpoint: &Checkpoint, info: &MlpInfo) -> Vec<Entry> {
+    let found = |which| checkpoint.gate_up_source(info.layer, which);
     let entry = |expert: Option<usize>, found: Result<GateUpSource<'_>, Error>| {
         let name = expert.map_or(info.path.clone(), |e| format!("{}[{e}]", info.path));
         let (pair, fault) = match found {
@@ -146,10 +149,10 @@ fn entries(checkpoint: &Checkpoint, info: &MlpInfo) -> Vec<Entry> {
         Entry { name, expert, pair, fault }
     };
     match info.kind {
-        MlpKind::Dense => vec![entry(None, checkpoint.gate_up_source(info.layer))],
-        MlpKind::Shared => vec![entry(None, checkpoint.shared_gate_up_source(info.layer))],
+        MlpKind::Dense => vec![entry(None, found(Which::Dense))],
+        MlpKind::Shared => vec![entry(None, found(Which::Shared))],
         MlpKind::Experts => match checkpoint.experts(info.layer) {
-            Ok(experts) => experts.ids().iter().map(|&e| entry(Some(e), experts.gate_up_source(e))).collect(),
+            Ok(ids) => ids.into_iter().map(|id| entry(Some(id), found(Which::Expert(id)))).collect(),
             Err(error) => vec![entry(None, Err(error))],
         },
     }

@@ -296,7 +296,7 @@ pub(super) fn reference(
 ) -> anyhow::Result<Vec<Bounded>> {
     let bar = output.progress("reference", operation.features(&problem.desc));
     let a = dualgemm::quantize_a(a, problem.desc.first().quantize_a)?;
-    let run = layer::features_per_run(a.k());
+    let run = dualgemm::plan::features_per_run(a.k());
     let progress = |done: usize| {
         let before = bar.position() as usize;
         bar.inc(done as u64);

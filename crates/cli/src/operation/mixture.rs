@@ -2,12 +2,12 @@
 
 use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::gguf::GgufValue;
-use dualgemm::checkpoint::{Checkpoint, MlpInfo, MlpKind, model_field};
+use dualgemm::checkpoint::{Checkpoint, MlpInfo, MlpKind, Which, model_field};
 
 use super::{Mixture, Mlp};
 use crate::activation::DEFAULT_SEED;
 use crate::args::{ActivationArgs, OperationArgs};
-use crate::layer::{Layer, Which};
+use crate::layer::Layer;
 use crate::routing::OwnedRouting;
 
 /// The largest number of an expert: no model has as many, and a slot is kept for each.
@@ -42,7 +42,7 @@ impl<'c> Mixture<'c> {
                 bail!("layer {number}: has several {what}, {}, and one is computed here", paths(kind));
             }
         }
-        let ids = checkpoint.experts(number)?.ids().to_vec();
+        let ids = checkpoint.experts(number)?;
         let last = ids.last().copied().unwrap_or(0);
         if last > MOST_EXPERTS {
             bail!(
@@ -104,16 +104,16 @@ impl<'c> Mixture<'c> {
     /// Experts of a layer are of one shape and format; the shared one has their ends.
     fn check_shapes(&self) -> anyhow::Result<()> {
         let first = self.first()?;
-        let ends = |mlp: &Mlp<'_>| (mlp.layer.k(), mlp.down.weight.rows());
-        let whole = |mlp: &Mlp<'_>| (mlp.layer.n(), mlp.layer.format(), mlp.down.weight.format());
+        let ends = |mlp: &Mlp<'_>| (mlp.layer.k(), mlp.down.rows());
+        let whole = |mlp: &Mlp<'_>| (mlp.layer.n(), mlp.layer.format(), mlp.down.format());
         let routed = self.experts.iter().flatten();
         let other = routed.clone().find(|mlp| (ends(mlp), whole(mlp)) != (ends(first), whole(first)));
         let Some(other) = other.or_else(|| self.shared.iter().find(|mlp| ends(mlp) != ends(first))) else {
             return Ok(());
         };
         let text = |mlp: &Mlp<'_>| {
-            let [gate, _] = mlp.layer.source().matrices();
-            let down = &mlp.down.weight;
+            let gate = &mlp.layer.source().gate;
+            let down = &mlp.down;
             format!(
                 "{} is {} [{}, {}], {} is {} [{}, {}]",
                 gate.name(),

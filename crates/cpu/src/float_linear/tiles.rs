@@ -9,6 +9,10 @@ use crate::tile::TILE_COLS;
 use crate::w4a16::tiles::BLOCK_K;
 
 impl Multiply<'_> {
+    /// A tile of rows with the tile registers of a unit.
+    ///
+    /// # Safety
+    /// The machine has the unit.
     #[inline(always)]
     pub(super) unsafe fn tiles<U: Unit>(&mut self, w: &Matrix<'_, bf16>) {
         let Self { rows, k, first_col, .. } = *self;

@@ -10,6 +10,10 @@ use crate::tile::TILE_COLS;
 use crate::w4a16::{Pairs, Vector, for_rows};
 
 impl Multiply<'_> {
+    /// A tile of rows with the vectors of an instruction set.
+    ///
+    /// # Safety
+    /// The machine has the instruction set.
     #[inline(always)]
     pub(super) unsafe fn floats<S: Pairs, T: Element>(&mut self, w: &Matrix<'_, T>) {
         // SAFETY: the caller's machine has the instruction set.
@@ -70,6 +74,9 @@ impl Multiply<'_> {
     }
 
     /// Up to `MOST` rows at a time: features come from the memory in [`STREAMS`] streams, since one does not keep it busy.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `P`.
     #[inline(always)]
     pub(super) unsafe fn few_rows<P: Products, const MOST: usize>(&mut self, w: &Matrix<'_, P::W>) {
         let Self { rows, first_col, cols, stride, .. } = *self;

@@ -13,7 +13,7 @@
 use super::{Float, LayerDesc};
 use crate::float_linear::{Fused, multiply};
 use crate::isa::{Available, InstructionSet, Work};
-use crate::threads::{self, SharedSlice};
+use crate::threads;
 use crate::vmath::{EXP_LIMIT, exp_neg};
 use crate::w4a16::{Pairs, Vector, for_rows};
 
@@ -46,20 +46,12 @@ impl<T: Float> Cached<'_, T> {
         let heads = self.keys.len() / of_head;
         let of_queries = queries.len() / heads;
         let threads = if 2 * self.len * queries.len() <= SMALL { 1 } else { threads };
-        let out = SharedSlice::new(out);
-        threads::for_each(
-            threads,
-            heads,
-            |_| (),
-            |(), head| {
-                let range = head * of_head..(head + 1) * of_head;
-                let (keys, values) = (&self.keys[range.clone()], &self.values[range]);
-                let queries = &queries[head * of_queries..][..of_queries];
-                // SAFETY: `for_each` hands out each head once.
-                let out = unsafe { out.part(head * of_queries, of_queries) };
-                isa.dispatch(Head { cached: &Cached { keys, values, ..*self }, queries, scale, out });
-            },
-        );
+        threads::for_each_part(threads, out, of_queries, |head, out| {
+            let range = head * of_head..(head + 1) * of_head;
+            let (keys, values) = (&self.keys[range.clone()], &self.values[range]);
+            let queries = &queries[head * of_queries..][..of_queries];
+            isa.dispatch(Head { cached: &Cached { keys, values, ..*self }, queries, scale, out });
+        });
     }
 
     #[inline(always)]

@@ -21,7 +21,7 @@ use super::vector::Vector;
 use super::widen;
 use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
-use crate::tile::RowTile;
+use crate::tile::RowsOfA;
 
 /// Four-byte words of a row's integers in a chunk.
 pub(super) const PAIR_WORDS: usize = CHUNK_K / 2 + 1;
@@ -70,7 +70,7 @@ pub(super) struct Write<'a> {
     /// A.
     pub(super) a: &'a FloatMatrix<'a>,
     /// Rows of A.
-    pub(super) tile: &'a RowTile,
+    pub(super) rows: RowsOfA<'a>,
     /// First k.
     pub(super) first: usize,
     /// Where the block goes.
@@ -103,12 +103,12 @@ impl Write<'_> {
 
     #[inline(always)]
     fn floats(&mut self, group_rows: usize) {
-        let k = self.out.len() / self.tile.rows;
+        let k = self.out.len() / self.rows.len();
         let mut widened = [0.0; BLOCK_K];
-        for group in groups(self.tile.rows, group_rows) {
+        for group in groups(self.rows.len(), group_rows) {
             let out = &mut self.out[group.start * k..group.end * k];
             for (i, row) in group.clone().enumerate() {
-                let values = widen(self.a, self.tile.first_row + row, self.first, &mut widened[..k]);
+                let values = widen(self.a, self.rows.row(row), self.first, &mut widened[..k]);
                 for (value, out) in values.iter().zip(out.chunks_exact_mut(group.len())) {
                     out[i] = *value;
                 }
@@ -119,7 +119,7 @@ impl Write<'_> {
     /// Returns the number of rests, or `None` if there are too many.
     #[inline(always)]
     fn integers(&mut self, group_rows: usize) -> Option<usize> {
-        let rows = self.tile.rows;
+        let rows = self.rows.len();
         let chunks = self.out.len() / rows / CHUNK_K;
         let (mut out, rests) = self.out.split_at_mut(rows * chunks * PAIR_WORDS);
         let rests: &mut [Rest] = bytemuck::cast_slice_mut(&mut rests[..rows * chunks / CHUNKS_PER_REST * 2]);
@@ -133,12 +133,7 @@ impl Write<'_> {
                 for (i, row) in group.clone().enumerate() {
                     let k = chunk * CHUNK_K;
                     let mut floats = [0.0; CHUNK_K];
-                    floats.copy_from_slice(widen(
-                        self.a,
-                        self.tile.first_row + row,
-                        self.first + k,
-                        &mut widened,
-                    ));
+                    floats.copy_from_slice(widen(self.a, self.rows.row(row), self.first + k, &mut widened));
                     let most = largest(&floats);
                     let (unit, integers) = take_integers::<SHORT_BITS>(&mut floats, most)
                         .map_or((1.0, [0; CHUNK_K]), |(exponent, integers)| {
@@ -174,9 +169,10 @@ mod tests {
     fn written(rows: &[[f32; 2 * CHUNK_K]], group_rows: usize) -> (Layout, Vec<f32>) {
         let data: Vec<bf16> = rows.iter().flatten().map(|&x| bf16::from_f32(x)).collect();
         let a = FloatMatrix::Bf16(Matrix::new("a", rows.len(), 2 * CHUNK_K, data).unwrap());
-        let tile = RowTile { group: 0, first_row: 0, rows: rows.len() };
+        let tile = crate::RowTile { group: 0, first_row: 0, rows: rows.len() };
         let mut out = vec![f32::NAN; rows.len() * 2 * CHUNK_K];
-        let layout = Write { a: &a, tile: &tile, first: 0, out: &mut out }.write(group_rows, group_rows);
+        let rows = RowsOfA::new(&tile, None);
+        let layout = Write { a: &a, rows, first: 0, out: &mut out }.write(group_rows, group_rows);
         (layout, out)
     }
 

@@ -69,7 +69,7 @@ use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::team;
 use crate::threads::{self, SharedSlice};
-use crate::tile::{RowTile, TILE_COLS, TileKernel};
+use crate::tile::{RowTile, RowsOfA, TILE_COLS, TileKernel};
 use crate::w4a4;
 
 /// The kernels of one instruction set for weights of one format.
@@ -142,7 +142,8 @@ impl Kernel {
         Self { isa, format }
     }
 
-    /// Writes the rows of some tiles of A into `buffer`, as the kernels read them, and returns the kernels bound to it.
+    /// Writes the rows of some tiles of A, which are places in `list` if there is one, into `buffer`, as the kernels read them, and
+    /// returns the kernels bound to it.
     ///
     /// # Panics
     /// If `buffer` is for fewer rows than the tiles span, or for another K.
@@ -150,6 +151,7 @@ impl Kernel {
         self,
         threads: usize,
         a: &FloatMatrix<'_>,
+        list: Option<&[u32]>,
         tiles: &[RowTile],
         buffer: &'a mut Buffer,
     ) -> Bound<'a> {
@@ -159,7 +161,7 @@ impl Kernel {
         let (words, layouts) = (SharedSlice::new(&mut buffer.words), SharedSlice::new(&mut buffer.layouts));
         // One row takes some microseconds, less than waking a thread.
         let shares_row = team::awake();
-        let threads = if a.rows() == 1 && !shares_row { 1 } else { threads };
+        let threads = if matches!(tiles, [RowTile { rows: 1, .. }]) && !shares_row { 1 } else { threads };
         let spans = k.div_ceil(SPAN_K);
         threads::for_each(
             threads,
@@ -167,90 +169,78 @@ impl Kernel {
             |_| (),
             |(), item| {
                 let (tile, first) = (&tiles[item / spans], item % spans * SPAN_K);
-                let row = tile.first_row - first_row;
+                let (rows, row) = (RowsOfA::new(tile, list), tile.first_row - first_row);
                 let len = SPAN_K.min(k - first);
+                let blocks_of = |len: usize| len.div_ceil(BLOCK_K);
+                let part = |at: usize, words_len: usize, layouts_len: usize| {
+                    // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different spans of
+                    // one tile, or of tiles without a common row. One that takes a whole row is the only one of its tile.
+                    unsafe {
+                        (
+                            words.part(row * row_len + at, words_len),
+                            layouts.part(row * blocks + first / BLOCK_K, layouts_len),
+                        )
+                    }
+                };
                 if tile.rows == 1 {
                     if shares_row {
-                        let (at, part) = (digits::words(first), digits::words(len));
-                        // SAFETY: `for_each` hands out each span of the row once. A row has room for a block for each chunk.
-                        let (out, layouts) = unsafe {
-                            (
-                                words.part(row * row_len + at, part),
-                                layouts.part(row * blocks + first / BLOCK_K, len.div_ceil(BLOCK_K)),
-                            )
-                        };
-                        let written = self.write_digits(a, tile, first..first + len, out);
+                        // A row has room for a block for each chunk.
+                        let (out, layouts) = part(digits::words(first), digits::words(len), blocks_of(len));
+                        let written = self.write_digits(a, rows, first..first + len, out);
                         layouts.fill(written.map_or(Layout::Floats, |blocks| Layout::Digits { blocks }));
                     } else if first == 0 {
-                        // SAFETY: this item alone takes the tile's row, and tiles have no row in common.
-                        let (out, layouts) = unsafe {
-                            (words.part(row * row_len, row_len), layouts.part(row * blocks, blocks))
-                        };
-                        self.write_row(a, tile, out, layouts);
+                        let (out, layouts) = part(0, row_len, blocks);
+                        self.write_row(a, rows, out, layouts);
                     }
                     return;
                 }
-                if let Some(terms) = self.tile_terms(a, tile) {
-                    // SAFETY: as below; these parts are not larger than the room for a row allows.
-                    let (out, layouts) = unsafe {
-                        (
-                            words.part(
-                                row * row_len + first * tile.rows * terms / 2,
-                                (len * tile.rows * terms).div_ceil(2),
-                            ),
-                            layouts.part(row * blocks + first / BLOCK_K, len.div_ceil(BLOCK_K)),
-                        )
-                    };
+                if let Some(terms) = self.tile_terms(a, tile.rows) {
+                    let len_of = |k: usize| k * tile.rows * terms;
+                    let (out, layouts) = part(len_of(first) / 2, len_of(len).div_ceil(2), blocks_of(len));
                     let out = bytemuck::cast_slice_mut(out);
                     // What does not fit is written below.
-                    let fits = self.isa.dispatch(tiles::Write { a, terms, tile, first, out });
+                    let fits = self.isa.dispatch(tiles::Write { a, terms, rows, first, out });
                     layouts.fill(if fits { Layout::Tiles { terms } } else { Layout::Floats });
                     return;
                 }
-                // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different spans
-                // of one tile, or of tiles without a common row.
-                let (out, layouts) = unsafe {
-                    (
-                        words.part(row * row_len + first * tile.rows, len * tile.rows),
-                        layouts.part(row * blocks + first / BLOCK_K, len.div_ceil(BLOCK_K)),
-                    )
-                };
-                self.write_span(a, tile, first, out, layouts);
+                let (out, layouts) = part(first * tile.rows, len * tile.rows, blocks_of(len));
+                self.write_span(a, rows, first, out, layouts);
             },
         );
         for tile in tiles {
-            let row = tile.first_row - first_row;
+            let (rows, row) = (RowsOfA::new(tile, list), tile.first_row - first_row);
             let layouts = &mut buffer.layouts[row * blocks..][..blocks];
             if tile.rows == 1 {
                 if shares_row {
                     let out = &mut buffer.words[row * row_len..][..row_len];
-                    self.join_row(a, tile, out, layouts);
+                    self.join_row(a, rows, out, layouts);
                 }
                 continue;
             }
-            let whole = self.tile_terms(a, tile).map_or(Layout::FewRows, |terms| Layout::Tiles { terms });
+            let whole =
+                self.tile_terms(a, tile.rows).map_or(Layout::FewRows, |terms| Layout::Tiles { terms });
             let count = layouts.iter().filter(|&&layout| layout == whole).count();
             if (1..blocks).contains(&count) || whole != Layout::FewRows && count == 0 {
                 // Some spans hold numbers too large or too small for the order of the others.
-                self.write_blocks(a, tile, 0, &mut buffer.words[row * row_len..][..k * tile.rows], layouts);
+                self.write_blocks(a, rows, 0, &mut buffer.words[row * row_len..][..k * tile.rows], layouts);
             }
         }
         Bound { kernel: self, first_row, k, a: buffer }
     }
 
     /// The number of terms of each float if the rows are for [`tiles`].
-    fn tile_terms(self, a: &FloatMatrix<'_>, tile: &RowTile) -> Option<usize> {
+    fn tile_terms(self, a: &FloatMatrix<'_>, rows: usize) -> Option<usize> {
         let format = match a.float_type() {
             FloatType::F32 => AFormat::F32,
             FloatType::F16 => AFormat::F16,
             FloatType::Bf16 => AFormat::Bf16,
         };
-        tile_terms(self.isa.tiles, format, self.format, tile.rows, a.cols())
+        tile_terms(self.isa.tiles, format, self.format, rows, a.cols())
     }
 
     /// Makes one row of [`SPAN_K`] that were written alone: they are, if each has one block of digits for each chunk. Otherwise the row is
     /// written again.
-    fn join_row(self, a: &FloatMatrix<'_>, tile: &RowTile, out: &mut [f32], layouts: &mut [Layout]) {
+    fn join_row(self, a: &FloatMatrix<'_>, rows: RowsOfA<'_>, out: &mut [f32], layouts: &mut [Layout]) {
         let chunks = a.cols() / CHUNK_K;
         let spans = layouts.chunks(SPAN_K / BLOCK_K).zip((0..chunks).step_by(SPAN_K / CHUNK_K));
         let whole = |(layouts, first): (&[Layout], usize)| {
@@ -259,7 +249,7 @@ impl Kernel {
         if spans.fold(true, |all, span| all & whole(span)) {
             layouts.fill(Layout::Digits { blocks: chunks });
         } else {
-            self.write_row(a, tile, out, layouts);
+            self.write_row(a, rows, out, layouts);
         }
     }
 
@@ -267,19 +257,19 @@ impl Kernel {
     fn write_digits(
         self,
         a: &FloatMatrix<'_>,
-        tile: &RowTile,
+        rows: RowsOfA<'_>,
         range: Range<usize>,
         out: &mut [f32],
     ) -> Option<usize> {
         let unit = w4a4::digit_unit(self.format) / sum_unit(self.format);
-        self.isa.dispatch(digits::Write { unit, a, row: tile.first_row, range, out })
+        self.isa.dispatch(digits::Write { unit, a, row: rows.row(0), range, out })
     }
 
     /// Writes a tile of one row, as digits if it can.
-    fn write_row(self, a: &FloatMatrix<'_>, tile: &RowTile, out: &mut [f32], layouts: &mut [Layout]) {
-        match self.write_digits(a, tile, 0..a.cols(), out) {
+    fn write_row(self, a: &FloatMatrix<'_>, rows: RowsOfA<'_>, out: &mut [f32], layouts: &mut [Layout]) {
+        match self.write_digits(a, rows, 0..a.cols(), out) {
             Some(blocks) => layouts.fill(Layout::Digits { blocks }),
-            None => self.write_span(a, tile, 0, &mut out[..a.cols()], layouts),
+            None => self.write_span(a, rows, 0, &mut out[..a.cols()], layouts),
         }
     }
 
@@ -288,15 +278,15 @@ impl Kernel {
     fn write_span(
         self,
         a: &FloatMatrix<'_>,
-        tile: &RowTile,
+        rows: RowsOfA<'_>,
         first: usize,
         out: &mut [f32],
         layouts: &mut [Layout],
     ) {
-        if tile.rows <= max_few_rows(a) && write_few_rows(a, tile, first, out) {
+        if rows.len() <= max_few_rows(a) && write_few_rows(a, rows, first, out) {
             layouts.fill(Layout::FewRows);
         } else {
-            self.write_blocks(a, tile, first, out, layouts);
+            self.write_blocks(a, rows, first, out, layouts);
         }
     }
 
@@ -304,31 +294,31 @@ impl Kernel {
     fn write_blocks(
         self,
         a: &FloatMatrix<'_>,
-        tile: &RowTile,
+        rows: RowsOfA<'_>,
         first: usize,
         out: &mut [f32],
         layouts: &mut [Layout],
     ) {
         let firsts = (first..).step_by(BLOCK_K);
-        for ((first, out), layout) in firsts.zip(out.chunks_mut(BLOCK_K * tile.rows)).zip(layouts) {
-            *layout = self.isa.dispatch(blocks::Write { a, tile, first, out });
+        for ((first, out), layout) in firsts.zip(out.chunks_mut(BLOCK_K * rows.len())).zip(layouts) {
+            *layout = self.isa.dispatch(blocks::Write { a, rows, first, out });
         }
     }
 }
 
 /// The same in the order of [`few_rows`]. Returns false if a number is too large for it.
-fn write_few_rows(a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [f32]) -> bool {
-    let rows = tile.rows;
+fn write_few_rows(a: &FloatMatrix<'_>, rows: RowsOfA<'_>, first: usize, out: &mut [f32]) -> bool {
+    let count = rows.len();
     let mut widened = [0.0; BLOCK_K];
-    for (first, out) in (first..).step_by(BLOCK_K).zip(out.chunks_mut(BLOCK_K * rows)) {
-        let widened = &mut widened[..out.len() / rows];
-        for row in 0..rows {
-            let values = widen(a, tile.first_row + row, first, widened);
+    for (first, out) in (first..).step_by(BLOCK_K).zip(out.chunks_mut(BLOCK_K * count)) {
+        let widened = &mut widened[..out.len() / count];
+        for row in 0..count {
+            let values = widen(a, rows.row(row), first, widened);
             let too_large = |x: f32| (x.abs() >= TOO_LARGE) & (x.abs() < f32::INFINITY);
             if values.iter().fold(false, |any, &x| any | too_large(x)) {
                 return false;
             }
-            for (quads, out) in values.as_chunks::<4>().0.chunks(4).zip(out.chunks_exact_mut(CHUNK_K * rows))
+            for (quads, out) in values.as_chunks::<4>().0.chunks(4).zip(out.chunks_exact_mut(CHUNK_K * count))
             {
                 let out = out[row * CHUNK_K..][..CHUNK_K].as_chunks_mut::<4>().0;
                 for (quad, out) in quads.iter().zip(out) {

@@ -29,7 +29,7 @@ use crate::amx::{Pass, TILE_K, TILE_ROWS, Tiles, Unit};
 use crate::fetch::fetch;
 use crate::isa::{InstructionSet, Work};
 use crate::pack::{CHUNK, CHUNK_K, PANEL};
-use crate::tile::{RowTile, TILE_COLS};
+use crate::tile::{RowsOfA, TILE_COLS};
 
 /// Elements of K of a panel that are widened at a time: 16 KiB, which leaves room for A in a first-level cache of 48 KiB that two
 /// threads share.
@@ -96,7 +96,7 @@ pub(super) struct Write<'a> {
     /// bf16 for each float.
     pub(super) terms: usize,
     /// Rows of A.
-    pub(super) tile: &'a RowTile,
+    pub(super) rows: RowsOfA<'a>,
     /// First k, a multiple of [`BLOCK_K`].
     pub(super) first: usize,
     /// Where they go.
@@ -108,10 +108,10 @@ impl Work for Write<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) -> bool {
-        let Self { a, terms, tile, first, out } = self;
+        let Self { a, terms, rows, first, out } = self;
         let mut room = [0.0; BLOCK_K];
-        write(tile.rows, terms, out, |row, block, out| {
-            let (row, block) = (tile.first_row + row, first + block.start..first + block.end);
+        write(rows.len(), terms, out, |row, block, out| {
+            let (row, block) = (rows.row(row), first + block.start..first + block.end);
             if let FloatMatrix::Bf16(a) = a {
                 return copy(bytemuck::cast_slice(&a.row(row)[block]), out);
             }

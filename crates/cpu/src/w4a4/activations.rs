@@ -15,7 +15,7 @@ use half::slice::HalfFloatSliceExt;
 use crate::amx::TILE_K;
 use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
-use crate::tile::RowTile;
+use crate::tile::RowsOfA;
 use crate::w4a16::tiles;
 
 /// 16 elements of one row.
@@ -84,14 +84,6 @@ impl Source<'_> {
         }
     }
 
-    /// Rows.
-    pub(super) fn rows(&self) -> usize {
-        match self {
-            Self::Quantized(a) => a.rows(),
-            Self::Float(a, _) => a.rows(),
-        }
-    }
-
     /// The value that a block scale of 1 stands for: 2¹² in mxfp4, so that the largest dot product, 2304, times the largest
     /// scale, 2¹²⁷, is an f32. The smallest scale stays exact.
     pub(super) fn unit(&self) -> f32 {
@@ -137,7 +129,7 @@ pub(super) struct PrepareTiles<'a> {
     /// A.
     pub(super) a: &'a Source<'a>,
     /// Rows of A.
-    pub(super) tile: &'a RowTile,
+    pub(super) rows: RowsOfA<'a>,
     /// Chunks of K: blocks of [`tiles::BLOCK_K`] and what is left at the end.
     pub(super) chunks: Range<usize>,
     /// Where they go.
@@ -149,11 +141,11 @@ impl Work for PrepareTiles<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) -> bool {
-        let Self { a, tile, chunks, out } = self;
-        tiles::write(tile.rows, 1, out, |row, block, mut steps| {
+        let Self { a, rows, chunks, out } = self;
+        tiles::write(rows.len(), 1, out, |row, block, mut steps| {
             let first = chunks.start + block.start / CHUNK_K;
             let chunks = first..first + block.len() / CHUNK_K;
-            a.for_each_chunk(tile.first_row + row, chunks, |i, codes, scale| {
+            a.for_each_chunk(rows.row(row), chunks, |i, codes, scale| {
                 // SAFETY: the machine has the instruction set, since `run` got its token.
                 let (codes, _) = unsafe { S::doubled(codes) };
                 let to = &mut steps.step(i * CHUNK_K / TILE_K)[i * CHUNK_K % TILE_K..];
@@ -171,7 +163,7 @@ pub(super) struct Prepare<'a> {
     /// A.
     pub(super) a: &'a Source<'a>,
     /// Rows of A.
-    pub(super) tile: &'a RowTile,
+    pub(super) rows: RowsOfA<'a>,
     /// Chunks of K.
     pub(super) chunks: Range<usize>,
     /// Where the blocks go.
@@ -183,7 +175,7 @@ impl Work for Prepare<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        let Self { a: source, tile, chunks, out } = self;
+        let Self { a: source, rows, chunks, out } = self;
         let block = |codes, scale| {
             // A scale of zero may become any number in a kernel.
             let (codes, scale) = if scale == 0.0 { ([0; CHUNK_K], 1.0) } else { (codes, scale) };
@@ -191,17 +183,17 @@ impl Work for Prepare<'_> {
             let (codes, sum) = unsafe { S::doubled(codes) };
             Block { codes, bias: S::bias_word(sum), scale: Scale::float(scale) }
         };
-        for row in 0..tile.rows {
-            let mut to = out[row..].iter_mut().step_by(tile.rows);
-            source.for_each_chunk(tile.first_row + row, chunks.clone(), |_, codes, scale| {
+        for row in 0..rows.len() {
+            let mut to = out[row..].iter_mut().step_by(rows.len());
+            source.for_each_chunk(rows.row(row), chunks.clone(), |_, codes, scale| {
                 if let Some(to) = to.next() {
                     *to = block(codes, scale);
                 }
             });
         }
         // `one_row` uses floats, since integers gain little where sums stay in registers.
-        if S::SCALES_INTEGERS && tile.rows > 1 {
-            out.chunks_exact_mut(tile.rows).for_each(Block::scales_to_integers);
+        if S::SCALES_INTEGERS && rows.len() > 1 {
+            out.chunks_exact_mut(rows.len()).for_each(Block::scales_to_integers);
         }
     }
 }

@@ -168,6 +168,9 @@ pub(super) unsafe fn add_scaled<V: Vector>(
 }
 
 /// Dot products of the weights of two vectors of features and a block.
+///
+/// # Safety
+/// The machine has the instruction set of `V`, and `block` points to a block.
 #[inline(always)]
 pub(super) unsafe fn dots<V: Vector>(block: *const Block, weights: &[[V::Quads; 4]; 2]) -> [V::Sums; 2] {
     // SAFETY: `block` points to a block, which has a word of bias and 16 codes.
@@ -221,6 +224,10 @@ pub(crate) struct Pass<V: Vector> {
 
 impl<V: Vector> Pass<V> {
     /// Decodes two vectors of features of a chunk, from `column` on.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `V`, `chunk` points to a chunk, and two vectors from `column` on are inside of its 32
+    /// features.
     #[inline(always)]
     pub(super) unsafe fn new(task: &Task<'_>, chunk: *const u8, column: usize) -> Self {
         let format = task.format;

@@ -46,7 +46,7 @@ use crate::amx::TILE_K;
 use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
-use crate::tile::{RowTile, TILE_COLS, TileKernel};
+use crate::tile::{RowTile, RowsOfA, TILE_COLS, TileKernel};
 use crate::w4a16::tiles;
 
 /// Most rows of a tile. With this many, decoding weights already takes a negligible share of the time.
@@ -148,7 +148,8 @@ impl Kernel {
         self.isa.dispatch(unsafe { digits::Multiply::new(task, blocks) });
     }
 
-    /// Writes A into `blocks`, [`row_blocks`](Self::row_blocks) for each row, and returns the kernel bound to it. Tiles are
+    /// Writes the rows of some tiles of A, which are places in `list` if there is one, into `blocks`, [`row_blocks`](Self::row_blocks)
+    /// for each, and returns the kernel bound to it. Tiles are
     /// `[chunk][row of tile]` blocks, or what [`tiles`] says.
     ///
     /// # Panics
@@ -157,6 +158,7 @@ impl Kernel {
         self,
         threads: usize,
         a: &Source<'_>,
+        list: Option<&[u32]>,
         tiles: &[RowTile],
         blocks: &'a mut [Block],
     ) -> Bound<'a> {
@@ -171,13 +173,14 @@ impl Kernel {
         let first_row = tiles.first().map_or(0, |tile| tile.first_row);
         let shared = SharedSlice::new(blocks);
         // One row takes a few microseconds, less than waking a thread.
-        let threads = if a.rows() == 1 { 1 } else { threads };
+        let threads = if matches!(tiles, [RowTile { rows: 1, .. }]) { 1 } else { threads };
         threads::for_each(
             threads,
             tiles.len() * spans,
             |_| (),
             |(), item| {
                 let (tile, at) = (&tiles[item / spans], item % spans);
+                let rows = RowsOfA::new(tile, list);
                 let (row, chunks) = (tile.first_row - first_row, at * span..chunks.min((at + 1) * span));
                 // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different
                 // spans of one tile, or of tiles without a common row.
@@ -187,13 +190,13 @@ impl Kernel {
                     let len = (words * size_of::<u16>()).div_ceil(size_of::<Block>());
                     let out = part(at * TILES_BLOCKS * tile.rows, len);
                     let out = &mut bytemuck::cast_slice_mut(out)[..words];
-                    self.isa.dispatch(activations::PrepareTiles { a, tile, chunks, out });
+                    self.isa.dispatch(activations::PrepareTiles { a, rows, chunks, out });
                     return;
                 }
                 for first in chunks.clone().step_by(activations::SPAN) {
                     let chunks = first..chunks.end.min(first + activations::SPAN);
                     let out = part(first * tile.rows, chunks.len() * tile.rows);
-                    self.isa.dispatch(activations::Prepare { a, tile, chunks, out });
+                    self.isa.dispatch(activations::Prepare { a, rows, chunks, out });
                 }
             },
         );

@@ -9,7 +9,7 @@ mod token;
 
 use std::borrow::Cow;
 
-use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Team};
+use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Input, Isa, PackedGateUp, Team};
 use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{
     BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize,

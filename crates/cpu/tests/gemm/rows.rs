@@ -205,3 +205,80 @@ fn a_team_changes_no_bit_exact() {
         }
     }
 }
+
+/// The rows of a list, one after the other.
+fn copied(a: &AOperand<'_>, list: &[u32]) -> AOperand<'static> {
+    let (rows, k) = (list.len(), a.k());
+    let places = || list.iter().map(|&row| row as usize);
+    macro_rules! floats {
+        ($kind:ident, $a:expr) => {
+            FloatMatrix::$kind(
+                Matrix::new("a", rows, k, places().flat_map(|row| $a.row(row).to_vec()).collect::<Vec<_>>())
+                    .unwrap(),
+            )
+        };
+    }
+    AOperand::Float(match a {
+        AOperand::Float(FloatMatrix::F32(a)) => floats!(F32, a),
+        AOperand::Float(FloatMatrix::F16(a)) => floats!(F16, a),
+        AOperand::Float(FloatMatrix::Bf16(a)) => floats!(Bf16, a),
+        AOperand::Quantized(a) => {
+            let codes = places().flat_map(|row| a.row_codes(row).to_vec()).collect::<Vec<_>>();
+            let scales: Vec<u8> =
+                places().flat_map(|row| (0..a.blocks()).map(move |block| a.scale_byte(row, block))).collect();
+            let (format, layout, scale) = (a.format(), ScaleLayout::Linear, a.global_scale());
+            return AOperand::Quantized(
+                QuantizedMatrix::new("a", format, rows, k, codes, scales, layout, scale).unwrap(),
+            );
+        }
+    })
+}
+
+#[test]
+fn rows_of_a_list_are_those_of_a_copy_exact() {
+    let (n, k) = (40, 288);
+    let mut random = Random(21);
+    let packed = PackedGateUp::pack(&random.weights(BlockFormat::Nvfp4, n, k)).unwrap();
+    for format in A_FORMATS {
+        let a = random.activations(format, 7, k);
+        let quantized = (format == AFormat::F32).then_some(QuantizeA::Dynamic);
+        for (quantize_a, len) in
+            [QuantizeA::No].into_iter().chain(quantized).flat_map(|q| [1, 3, 70].map(|len| (q, len)))
+        {
+            let list: Vec<u32> = (0..len).map(|i| (5 * i + 4) % 6).collect();
+            let copy = copied(&a, &list);
+            let mut desc = DualGemmDesc::new(len as usize, n, k, format, BlockFormat::Nvfp4);
+            desc.quantize_a = quantize_a;
+            // Two groups, and a row of none between them.
+            let rows = list.len();
+            let groups = [(0, rows / 2), (rows.div_ceil(2), rows / 2)];
+            let groups = groups.map(|(first_row, rows)| Group { first_row, rows, weights: &packed });
+            for isa in isas() {
+                let (mut c, mut want) = (vec![0.0; rows * n], vec![0.0; rows * n]);
+                gemm(&desc, isa).run(&copy, &groups, OutputMut::F32(&mut want)).unwrap();
+                gemm(&desc, isa).run(Input::listed(&a, &list), &groups, OutputMut::F32(&mut c)).unwrap();
+                assert!(rows == 1 || want.iter().any(|x| *x != 0.0));
+                assert_eq!(c, want, "{isa} {format} {quantize_a:?} {len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lists_that_do_not_fit_are_refused() {
+    let a = Random(3).activations(AFormat::Bf16, 7, 32);
+    let mut runner = gemm(&DualGemmDesc::new(2, 16, 32, AFormat::Bf16, BlockFormat::Nvfp4), Isa::Portable);
+    for (list, len, message) in [
+        (
+            &[6, 7][..],
+            2,
+            "the list of rows is row 7 at place 1; the plan was made for rows below 7, those of A",
+        ),
+        (&[0; 3], 3, "A is bf16 [3, 32]; the plan was made for bf16 with up to 2 rows and K = 32"),
+        (&[0], 2, "C is f32 of 32 values; the plan was made for f32 of 1 × 16 values"),
+    ] {
+        let c = &mut vec![0.0; len * 16];
+        let error = runner.run(Input::listed(&a, list), &[], OutputMut::F32(c)).unwrap_err();
+        assert_eq!(error.to_string(), message);
+    }
+}

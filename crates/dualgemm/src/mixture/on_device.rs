@@ -17,7 +17,7 @@ use dualgemm_plan::{Buffer, DeviceExperts, Gpu, GpuOptions, Launches, Operands, 
 use half::slice::HalfFloatSliceExt;
 
 use super::{Experts, MixtureDesc, MixturePlan, MixtureRunner, PackedMixture, Place};
-use crate::{Error, GpuId, MlpRunner, PackedExperts, PackedMlp, Plan, Target};
+use crate::{Error, MlpRunner, PackedExperts, PackedMlp, Target};
 
 /// Plans for groups; refuses what the kernels around the products do not do.
 pub(super) fn target(desc: &MixtureDesc, target: &Target) -> Result<Target, Error> {
@@ -68,7 +68,7 @@ impl PackedMixture {
 }
 
 impl MixturePlan {
-    pub(super) fn upload(&self, gpu: &GpuId, experts: Vec<Option<GatedMlp<'_>>>) -> Result<Experts, Error> {
+    pub(super) fn upload(&self, experts: Vec<Option<GatedMlp<'_>>>) -> Result<Experts, Error> {
         self.desc.check_count(experts.len())?;
         let (mut gate_up, mut down): (Vec<GateUp<'_>>, Vec<Linear<'_>>) = (Vec::new(), Vec::new());
         for (number, mlp) in experts.into_iter().enumerate() {
@@ -81,9 +81,7 @@ impl MixturePlan {
             gate_up.push(mlp.gate_up);
             down.push(mlp.down);
         }
-        let (gpu, Plan::Gpu { plan, .. }) = (gpu.open()?, &self.mlp.down) else {
-            return Err(Error::NotOnGpu);
-        };
+        let (gpu, plan) = self.mlp.down.on_gpu()?;
         let down = DeviceExperts::upload_linear(gpu, &down, plan.weight_form()?)?;
         let down = PackedExperts::of(gpu, down)?;
         Ok(Experts::Together(Together { gate_up: self.mlp.gate_up.prepack_experts(&gate_up)?, down }))

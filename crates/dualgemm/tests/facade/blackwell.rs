@@ -9,7 +9,9 @@ use dualgemm::gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, Operation, OutFormat, OutScale,
     OutputMut, QuantizeA, RouterWeights, Routing, bounded_reference,
 };
-use dualgemm::{DualGemm, Error, GpuId, GpuOptions, MixturePlan, MlpPlan, Plan, Rows, SimArch, Target};
+use dualgemm::{
+    DualGemm, Error, GpuId, GpuOptions, LayerShape, MixturePlan, MlpPlan, Plan, Rows, SimArch, Target,
+};
 
 use crate::gpu::{assert_rows, error, operand};
 use crate::on_device::pair_on;
@@ -179,8 +181,11 @@ fn one_packing_serves_every_format_of_a_close() {
         let weights = GateUp { gate_bias: Some(bias.clone().into()), ..weights };
         for id in &CARDS {
             let target = Target::Gpu(id.clone(), GpuOptions::default());
-            let packed =
-                DualGemm::plan_for_packing((n, k), format, &target).unwrap().prepack(&weights).unwrap();
+            let packed = LayerShape::gate_up(n, k, format)
+                .plan_for_packing(&target)
+                .unwrap()
+                .prepack(&weights)
+                .unwrap();
             let quantized = match format {
                 BlockFormat::Nvfp4 => operand(m, k, AFormat::Nvfp4),
                 BlockFormat::Mxfp4 => AOperand::Quantized(mxfp4("a", m, k, 0.37)),

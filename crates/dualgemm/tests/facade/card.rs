@@ -13,7 +13,7 @@ use dualgemm::{
 };
 use half::f16;
 
-use crate::gpu::{assert_rows, error, operand};
+use crate::gpu::{assert_rows, error, misplaced_operands_are_refused_by_name, operand};
 use crate::{expert, experts, quantized, rel_l2};
 
 const ID: GpuId = GpuId::Cuda(0);
@@ -350,17 +350,7 @@ fn what_goes_wrong_is_said_and_leaves_the_card_usable_close() {
     let packed = plan.prepack(&expert(64, 64, 0)).unwrap();
     let runner = plan.runner(1).unwrap();
     let guarded = Guarded::new(&desc, &bytes(&operand(4, 64, AFormat::F16)));
-    let DeviceA::Float { values, pitch } = guarded.call.a else { panic!("A is f16") };
-    let a = DeviceA::Float { values: values.offset(4), pitch };
-    // SAFETY: it is refused; nothing is launched.
-    let misaligned =
-        unsafe { runner.run_device(&DeviceCall { a, ..guarded.call }, &packed, Stream::Own) }.unwrap_err();
-    assert!(misaligned.to_string().contains("multiple of 16 bytes"), "{misaligned}");
-    let a = DeviceA::Float { values, pitch: 100 };
-    // SAFETY: it is refused; nothing is launched.
-    let stride =
-        unsafe { runner.run_device(&DeviceCall { a, ..guarded.call }, &packed, Stream::Own) }.unwrap_err();
-    assert!(stride.to_string().contains("row stride"), "{stride}");
+    misplaced_operands_are_refused_by_name(&runner, &packed, &guarded.call, 2 * 64);
     let found = error(&plan, &operand(4, 64, AFormat::F16), &expert(64, 64, 0));
     assert!(found < 5e-4, "{found:e}");
 }

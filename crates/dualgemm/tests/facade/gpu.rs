@@ -11,13 +11,13 @@ use dualgemm::gemm::{
 };
 use dualgemm::strategies::{Buffer, Gpu, Rounding, STRATEGIES, measure};
 use dualgemm::{
-    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, OwnedMatrix, Plan, Rows,
-    SimArch, Target,
+    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, OwnedMatrix, PackedWeights,
+    Plan, Rows, Runner, SimArch, Target,
 };
 use half::{bf16, f16};
 
 use crate::on_device::{a_bytes, pair_on, read};
-use crate::{a_of, expert, features, quantized, rel_l2};
+use crate::{a_of, expert, quantized, rel_l2};
 
 const ID: GpuId = GpuId::Sim(SimArch::Sm90a);
 
@@ -196,7 +196,7 @@ fn weights_in_runs_are_the_whole_weights_exact() {
         let plan = plan(&desc(3, n, k, AFormat::F16, OutFormat::F32), Some(strategy));
         let (whole, a) = (expert(n, k, 0), operand(3, k, AFormat::F16));
         let want = plan.run_to_vec(&a, &plan.prepack(&whole).unwrap()).unwrap();
-        let runs = plan.prepack_runs([0..64, 64..160].map(|rows| Ok(features(&whole, rows)))).unwrap();
+        let runs = plan.prepack_runs([0..64, 64..160].map(|rows| Ok(whole.features(rows)?))).unwrap();
         assert_eq!(plan.run_to_vec(&a, &runs).unwrap(), want, "{strategy}");
     }
 }
@@ -342,6 +342,29 @@ fn grouped_rows_equal_single_products_exact() {
     crate::grouped_rows_equal_single_products(&Target::Gpu(ID, GpuOptions::default()), "rows 0 to 3");
 }
 
+/// On a simulated GPU and on a card: a call whose A, rows of `row` bytes, or C lies where kernels cannot read or write it.
+pub(crate) fn misplaced_operands_are_refused_by_name(
+    runner: &Runner,
+    packed: &PackedWeights,
+    call: &DeviceCall,
+    row: usize,
+) {
+    let DeviceA::Float { values, pitch } = call.a else { panic!("A is floats") };
+    // SAFETY: it is refused; nothing is launched.
+    let message =
+        |call: DeviceCall| unsafe { runner.run_device(&call, packed, Stream::Own) }.unwrap_err().to_string();
+    let a = |values, pitch| message(DeviceCall { a: DeviceA::Float { values, pitch }, ..*call });
+    let misaligned = a(values.offset(4), pitch);
+    assert!(
+        misaligned.starts_with("A is at ") && misaligned.contains("multiple of 16 bytes"),
+        "{misaligned}"
+    );
+    let stride =
+        format!("A: row stride in bytes is 100; the problem asks for a multiple of 16, at least {row}");
+    assert_eq!(a(values, 100), stride);
+    assert!(message(DeviceCall { c: DeviceC::Float(DevicePtr::NULL), ..*call }).starts_with("C is at "));
+}
+
 /// What an engine does: weights and activations on the device, calls on a stream, nothing copied.
 #[test]
 fn device_operands_give_the_same_bits_as_the_hosts_exact() {
@@ -394,12 +417,10 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     assert_eq!(got[..(m - 1) * n * 2], want[..(m - 1) * n * 2]);
     assert!(got[(m - 1) * n * 2..].iter().all(|&b| b == 0xEE));
 
+    misplaced_operands_are_refused_by_name(&runner, &packed, &call, 2 * k);
     // SAFETY: it is refused; nothing is launched.
     let message =
         |call: DeviceCall| unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap_err().to_string();
-    let misaligned = DeviceA::Float { values: values.ptr().offset(2), pitch: 2 * k };
-    assert!(message(DeviceCall { a: misaligned, ..call }).starts_with("A is at "));
-    assert!(message(DeviceCall { c: DeviceC::Float(DevicePtr::NULL), ..call }).starts_with("C is at "));
     assert_eq!(message(DeviceCall { m: 6, ..call }), "A is [6, 96]; the problem asks for 1 to 5 rows");
     let codes = DeviceA::Nvfp4 { codes: values.ptr(), scales: values.ptr(), global_scale: 1.0 };
     assert_eq!(message(DeviceCall { a: codes, ..call }), "A is nvfp4; the plan asks for floats");

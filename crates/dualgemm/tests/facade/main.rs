@@ -18,7 +18,7 @@ mod on_device;
 use std::path::{Path, PathBuf};
 
 use dualgemm::check::{RowSample, reference_rows};
-use dualgemm::checkpoint::{Activations, Checkpoint, OpenOptions, TensorFiles};
+use dualgemm::checkpoint::{Checkpoint, OpenOptions, TensorFiles, Which, activations};
 use dualgemm::formats::{BlockFormat, FloatMatrix, Matrix, Producer, QuantizedMatrix, Search, quantize};
 use dualgemm::gemm::compare::Element;
 use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut};
@@ -55,12 +55,6 @@ fn rel_l2<T: Element>(c: &[T], epilogue: &Epilogue, a: &AOperand<'_>, weights: &
     Comparison::new(c, &want, weights.n()).unwrap().rel_l2
 }
 
-/// Some features of weights without biases.
-fn features<'w>(weights: &'w GateUp<'_>, rows: std::ops::Range<usize>) -> GateUp<'w> {
-    let half = |m: &'w QuantizedMatrix<'_>| m.slice_rows(rows.clone()).unwrap();
-    GateUp::new(half(&weights.gate), half(&weights.up))
-}
-
 fn plan(m: usize, n: usize, k: usize) -> Plan {
     DualGemm::plan(&DualGemmDesc::new(m, n, k, AFormat::F32, BlockFormat::Nvfp4), &Target::default()).unwrap()
 }
@@ -80,9 +74,9 @@ fn the_crate_includes_nothing_from_outside_its_folder() {
 #[test]
 fn the_readme_example_is_right() {
     let checkpoint = Checkpoint::open(&testdata("modelopt-nvfp4"), &OpenOptions::default()).unwrap();
-    let weights = dualgemm::weights(checkpoint.gate_up(0).unwrap());
+    let weights = checkpoint.gate_up(0).unwrap();
     let files = TensorFiles::open(&testdata("hidden-states-f32.safetensors")).unwrap();
-    let a = dualgemm::operand(Activations::read(&files, None).unwrap());
+    let a = activations::read(&files, None).unwrap();
 
     let desc = DualGemmDesc::new(a.rows(), weights.n(), weights.k(), AFormat::of(&a), weights.gate.format());
     let plan = DualGemm::plan(&desc, &Target::default()).unwrap();
@@ -106,7 +100,7 @@ fn plans_survive_json_and_run_the_same_afterwards_exact() {
 #[test]
 fn runs_of_features_pack_to_the_same_weights_exact() {
     let (plan, weights) = (plan(1, 48, 64), expert(48, 64, 1));
-    let run = |rows| Ok(features(&weights, rows));
+    let run = |rows| Ok(weights.features(rows)?);
     let packed = plan.prepack(&weights).unwrap();
     assert_eq!(plan.prepack_runs([run(0..16), run(16..48)]).unwrap(), packed);
     assert!(plan.prepack_runs([run(0..16)]).is_err(), "features are missing");

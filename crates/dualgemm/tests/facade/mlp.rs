@@ -1,6 +1,7 @@
 //! Whole MLPs and mixtures of them, against their f64 references.
 
 use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
+use dualgemm::cpu::Team;
 use dualgemm::gemm::{
     Bounded, GatedMlp, Linear, MlpDesc, OutScale, RouterWeights, Routing, mixture_reference, mlp_reference,
 };
@@ -116,6 +117,10 @@ fn mixtures_are_within_the_bounds_of_f64() {
             runner.run(&a, routing, &packed, OutputMut::F32(&mut c), false).unwrap();
             assert_within(&c, &want, &format!("{a_format} {router:?}"));
         }
+        let mut on_team = vec![f32::NAN; 7 * 48];
+        let run = || runner.run(&a, routing, &packed, OutputMut::F32(&mut on_team), false);
+        Team::new(3).unwrap().install(run).unwrap();
+        assert_eq!(on_team, c, "{a_format}");
         // Another rank has the experts that are missing here; results are added to what is there.
         let mut more = vec![100.0f32; 7 * 48];
         runner.run(&a, routing, &packed, OutputMut::F32(&mut more), true).unwrap();
@@ -270,12 +275,9 @@ fn what_does_not_fit_is_refused_by_name_and_c_stays() {
 fn the_mlp_of_a_real_layer_is_within_the_bounds_of_f64() {
     let checkpoint = Checkpoint::open(&testdata("modelopt-nvfp4"), &OpenOptions::default()).unwrap();
     let layer = checkpoint.layers()[0];
-    let (gate_up, down) = (checkpoint.gate_up(layer).unwrap(), checkpoint.down(layer).unwrap());
+    let down = checkpoint.down_source(layer, Which::Dense).unwrap();
     let scale = down.input_scale().unwrap().map(|scale| scale.value());
-    let mlp = GatedMlp {
-        gate_up: dualgemm::weights(gate_up),
-        down: Linear { weight: down.weight, bias: down.bias.map(Into::into) },
-    };
+    let mlp = GatedMlp { gate_up: checkpoint.gate_up(layer).unwrap(), down: down.read().unwrap() };
     let (n, k, h) = (mlp.gate_up.n(), mlp.gate_up.k(), mlp.down.n());
     for between in [OutFormat::Bf16, nvfp4(scale.map_or(OutScale::Dynamic, OutScale::Static))] {
         let desc = desc(3, [n, k, h], AFormat::Bf16, between, OutFormat::F32);

@@ -62,7 +62,7 @@ impl Dequantize {
         self.kernel.config.check_blocks("B", weights.k)?;
         fits("B", "address of the values", out.0 as usize, 1, 16)?;
         let least = weights.k * values::bytes(self.ty) as usize;
-        fits("B", "bytes from row to row of the values", pitch, least, 16)?;
+        fits("B", "row stride of the values in bytes", pitch, least, 16)?;
         let args = Args::new()
             .u32(weights.m as u32)
             .u32(weights.k as u32)

@@ -40,7 +40,7 @@ pub struct Codes {
 impl Codes {
     pub(super) fn check(&self, tensor: &str) -> Result<(), Error> {
         block_rule(tensor, self.m, self.k)?;
-        fits(tensor, "bytes from row to row of codes", self.pitch, self.k / 2, 4)?;
+        fits(tensor, "row stride of codes in bytes", self.pitch, self.k / 2, 4)?;
         fits(tensor, "address of codes", self.codes.0 as usize, 1, 4)
     }
 }
@@ -119,7 +119,7 @@ impl Expand {
             Sink::Float(ty) | Sink::Image(ty) => a.k * values::bytes(ty) as usize,
             Sink::E4m3 | Sink::Codes(_) | Sink::Grouped => a.k,
         };
-        fits("A", "bytes from row to row of the expanded values", pitch, least, 16)?;
+        fits("A", "row stride of the expanded values in bytes", pitch, least, 16)?;
         let args = Args::new()
             .u32(a.m as u32)
             .u32(a.k as u32)

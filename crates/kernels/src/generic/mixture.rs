@@ -449,7 +449,7 @@ impl Mixture {
     ) -> Result<Vec<LaunchSpec>, Error> {
         let choices = sizes.choices()?;
         fits("A", "bytes of a row", k * 2, 16, 16)?;
-        fits("A", "bytes from row to row", pitch, k * 2, 16)?;
+        fits("A", "row stride in bytes", pitch, k * 2, 16)?;
         fits("A", "address", a.0 as usize, 1, 16)?;
         fits("A by expert", "address", out.0 as usize, 1, 16)?;
         let (pitch, pieces, experts) = (pitch as u32, (k / 8) as u32, sizes.experts as u32);

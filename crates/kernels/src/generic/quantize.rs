@@ -41,7 +41,7 @@ impl Floats {
     pub(super) fn check(&self, tensor: &str, ty: FloatType) -> Result<(), Error> {
         block_rule(tensor, self.m, self.k)?;
         fits(tensor, "address", self.values.0 as usize, 1, 16)?;
-        fits(tensor, "bytes from row to row", self.pitch, self.k * values::bytes(ty) as usize, 16)
+        fits(tensor, "row stride in bytes", self.pitch, self.k * values::bytes(ty) as usize, 16)
     }
 }
 
@@ -169,18 +169,18 @@ pub(super) fn out_args(
             let size = values::bytes(ty) as usize;
             let step = if config.aligned { 16 } else { size };
             fits("output", "address", values.0 as usize, 1, step)?;
-            fits("output", "bytes from row to row", pitch, n * size, step)?;
+            fits("output", "row stride in bytes", pitch, n * size, step)?;
             args.ptr(values).u32(pitch as u32)
         }
         (Sink::Permuted(ty), Out::Image { values, pitch }) => {
             let least = n.next_multiple_of(SPAN) * values::bytes(ty) as usize;
             fits("output", "address", values.0 as usize, 1, 16)?;
-            fits("output", "bytes from row to row", pitch, least, 16)?;
+            fits("output", "row stride in bytes", pitch, least, 16)?;
             args.ptr(values).u32(pitch as u32)
         }
         (Sink::E4m3, Out::Image { values, pitch }) => {
             fits("output", "address", values.0 as usize, 1, 8)?;
-            fits("output", "bytes from row to row", pitch, n, 8)?;
+            fits("output", "row stride in bytes", pitch, n, 8)?;
             args.ptr(values).u32(pitch as u32)
         }
         (_, Out::Codes { .. } | Out::Grouped { .. }) => return wrong("codes"),

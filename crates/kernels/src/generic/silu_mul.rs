@@ -86,7 +86,7 @@ impl SiluMul {
         let wide =
             if matches!(self.kernel.config.source, Source::Gated { interleaved: true, .. }) { 2 } else { 1 };
         let step = if self.kernel.config.aligned { 16 } else { size };
-        fits("gate", "bytes from row to row", pitch, n * size * wide, step)?;
+        fits("gate", "row stride in bytes", pitch, n * size * wide, step)?;
         for (tensor, address, step) in [
             ("gate", gate, step),
             ("up", up, step),

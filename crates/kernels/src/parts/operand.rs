@@ -67,7 +67,7 @@ impl Operand {
                 return refused(tensor, format!("rows {} bytes apart", self.pitch), "dense rows");
             }
             true => {}
-            false => fits(tensor, "bytes from row to row", self.pitch, format.row_bytes(k), 16)?,
+            false => fits(tensor, "row stride in bytes", self.pitch, format.row_bytes(k), 16)?,
         }
         check_address(tensor, self.codes, 16)
     }

@@ -43,7 +43,7 @@ impl Tile for Config {
             return refused("A", format!("[{m}, {k}]"), expected);
         }
         let padded = k.next_multiple_of(SPAN);
-        fits("A", "bytes from row to row", args.a.pitch, 2 * padded, 16)?;
+        fits("A", "row stride in bytes", args.a.pitch, 2 * padded, 16)?;
         let matrix = |ty, address, (rows, columns): (usize, usize), pitch, tile, swizzle| {
             let size = (rows as u64, columns as u64);
             kernel.device.tensor_map(&TensorMap::matrix(ty, address, size, pitch as u64, tile, swizzle))

@@ -99,7 +99,7 @@ fn what_a_kernel_does_not_have_is_refused_by_name() {
     let message = kernel.spec(&args).unwrap_err().to_string();
     assert_eq!(
         message,
-        "gate is bytes from row to row: 40; the problem asks for a multiple of 16, at least 40"
+        "gate: row stride in bytes is 40; the problem asks for a multiple of 16, at least 40"
     );
     let Weights::Rows(halves) = &mut args.weights else { panic!("rows") };
     halves.iter_mut().for_each(|half| half.pitch = 48);

@@ -308,7 +308,7 @@ fn bad_operands_are_refused_by_name() {
     let message = refused(&Floats { k: 24, ..a }, &out, &scale);
     assert!(message.contains("A is [2, 24]"), "{message}");
     let message = refused(&Floats { pitch: 72, ..a }, &out, &scale);
-    assert!(message.contains("bytes from row to row: 72") && message.contains("multiple of 16"), "{message}");
+    assert!(message.contains("row stride in bytes is 72") && message.contains("multiple of 16"), "{message}");
     let message = refused(&a, &Out::Codes { codes: values, scales: values }, &scale);
     assert!(
         message.contains("output is codes; the problem asks for as the kernel f16_to_image_f16"),

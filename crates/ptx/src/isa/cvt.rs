@@ -28,6 +28,8 @@ rows! { Cvt;
     cvt_f32_f64 1.0 ALL "data-movement-and-conversion-instructions-cvt" "cvt.<rn|rz|rm|rp>{.sat}.<T=f16|f32>.f64  d:T, a:f64";
     cvt_f32_bf16 7.1 ALL "data-movement-and-conversion-instructions-cvt" "cvt.f32.bf16  d:f32, a:bf16!";
     cvt_bf16_f32 7.0 ALL "data-movement-and-conversion-instructions-cvt" "cvt.<rn|rz>{.relu}.bf16.f32  d:bf16, a:f32";
+    cvt_bf16_f32_directed 7.8 ALL "data-movement-and-conversion-instructions-cvt" "cvt.<rm|rp>.bf16.f32  d:bf16, a:f32";
+    cvt_bf16_f64 7.8 SM90_UP "data-movement-and-conversion-instructions-cvt" "cvt.<rn|rz|rm|rp>.bf16.f64  d:bf16, a:f64";
     cvt_x2_f32 7.0 ALL "data-movement-and-conversion-instructions-cvt" "cvt.<rn|rz>{.relu}.<T=f16x2|bf16x2>.f32  d:T, a:f32, b:f32";
     cvt_tf32_f32 7.0 ALL "data-movement-and-conversion-instructions-cvt" "cvt.rna.tf32.f32  d:tf32, a:f32";
     cvt_tf32_f32_rn 7.8 SM90_UP "data-movement-and-conversion-instructions-cvt" "cvt.<rn|rz>{.relu}.tf32.f32  d:tf32, a:f32";

@@ -1,6 +1,6 @@
 //! Forms beside the table's that compilers and hand-written code have: hints about caches where the table has none, vectors of
-//! `volatile`, cluster scope, 32-bit masks of halves. ptxas takes each, and the simulator executes it as the row that it
-//! stands beside.
+//! `volatile` and of 64-bit elements, cluster scope, 32-bit masks of halves, barriers of some threads that vote, calls through
+//! pointers without result or arguments. ptxas takes each, and the simulator executes it as the row that it stands beside.
 
 rows! { LdSt;
     ld_cache_generic 2.0 ALL "data-movement-and-conversion-instructions-ld" "ld{.weak}{.<S=shared|local|const|param>}.<ca|cg|cs|lu|cv>.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  d:T~, [a:S]";
@@ -13,6 +13,23 @@ rows! { LdSt;
     ld_strong_hint_vec 7.4 ALL "data-movement-and-conversion-instructions-ld" "ld.<relaxed|acquire>.<cta|gpu|sys>{.global}.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>{.L2::<64B|128B|256B>}.v<N=2|4>.<T=b8|b16|b32|u8|u16|u32|s8|s16|s32|f32>  {d:T~_*N}, [a:global]";
     ld_strong_cluster_vec 7.8 SM90_UP "data-movement-and-conversion-instructions-ld" "ld.<relaxed|acquire>.cluster{.<S=global|shared|shared::cluster>}.v<N=2|4>.<T=b8|b16|b32|u8|u16|u32|s8|s16|s32|f32>  {d:T~_*N}, [a:S]";
     ld_strong_window 7.8 ALL "data-movement-and-conversion-instructions-ld" "ld.<relaxed|acquire>.<cta|gpu|sys>.shared::cta.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  d:T~, [a:shared]";
+    ld_cache_64 2.0 ALL "data-movement-and-conversion-instructions-ld" "ld{.weak}{.<S=global|shared|local|const|param>}.<ca|cg|cs|lu|cv>.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:S]";
+    ld_hint_64 7.4 ALL "data-movement-and-conversion-instructions-ld" "ld{.weak}{.global}{.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>}{C:.L2::cache_hint}{.L2::<64B|128B|256B>}.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:global], C?policy:b64";
+    ld_window_64 7.8 ALL "data-movement-and-conversion-instructions-ld" "ld{.weak}.shared::cta.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:shared]";
+    ld_cluster_64 7.8 SM90_UP "data-movement-and-conversion-instructions-ld" "ld{.weak}.shared::cluster.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:shared::cluster]";
+    ld_nc_64 3.1 ALL "data-movement-and-conversion-instructions-ld-global-nc" "ld.global{.<ca|cg|cs>}.nc.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:global]";
+    ld_nc_hint_64 7.4 ALL "data-movement-and-conversion-instructions-ld-global-nc" "ld.global.nc{.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>}{C:.L2::cache_hint}{.L2::<64B|128B|256B>}.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:global], C?policy:b64";
+    ld_nc_256 8.8 BLACKWELL "data-movement-and-conversion-instructions-ld-global-nc" "ld.global.nc{.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>}{C:.L2::cache_hint}{.L2::<64B|128B|256B>}.v8.<T=b32|u32|s32|f32>  {d:T_*8}, [a:global], C?policy:b64";
+    ld_nc_256_64 8.8 BLACKWELL "data-movement-and-conversion-instructions-ld-global-nc" "ld.global.nc{.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>}{C:.L2::cache_hint}{.L2::<64B|128B|256B>}.v4.<T=b64|u64|s64|f64>  {d:T_*4}, [a:global], C?policy:b64";
+    ld_nc_b128 8.3 ALL "data-movement-and-conversion-instructions-ld-global-nc" "ld.global.nc{.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>}{C:.L2::cache_hint}{.L2::<64B|128B|256B>}.b128  d:b128, [a:global], C?policy:b64";
+    ld_volatile_64 1.1 ALL "data-movement-and-conversion-instructions-ld" "ld.volatile{.<S=global|shared>}.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:S]";
+    ld_volatile_local 9.1 ALL "data-movement-and-conversion-instructions-ld" "ld.volatile.local.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  d:T~, [a:local]";
+    ld_volatile_local_vec 9.1 ALL "data-movement-and-conversion-instructions-ld" "ld.volatile.local.v<N=2|4>.<T=b8|b16|b32|u8|u16|u32|s8|s16|s32|f32>  {d:T~_*N}, [a:local]";
+    ld_volatile_local_64 9.1 ALL "data-movement-and-conversion-instructions-ld" "ld.volatile.local.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:local]";
+    ld_strong_64 6.0 ALL "data-movement-and-conversion-instructions-ld" "ld.<relaxed|acquire>.<cta|gpu|sys>{.<S=global|shared>}.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:S]";
+    ld_strong_cluster_64 7.8 SM90_UP "data-movement-and-conversion-instructions-ld" "ld.<relaxed|acquire>.cluster{.<S=global|shared|shared::cluster>}.v2.<T=b64|u64|s64|f64>  {d:T_*2}, [a:S]";
+    ld_strong_b128 8.3 ALL "data-movement-and-conversion-instructions-ld" "ld.<relaxed|acquire>.<cta|gpu|sys>{.<S=global|shared>}.b128  d:b128, [a:S]";
+    ld_mmio 8.2 ALL "data-movement-and-conversion-instructions-ld" "ld.mmio.relaxed.sys{.global}.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  d:T~, [a:global]";
     st_cache_generic 2.0 ALL "data-movement-and-conversion-instructions-st" "st{.weak}{.<S=shared|local>}.<wb|cg|cs|wt>.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  [a:S], b:T~";
     st_cache_generic_vec 2.0 ALL "data-movement-and-conversion-instructions-st" "st{.weak}{.<S=shared|local>}.<wb|cg|cs|wt>.v<N=2|4>.<T=b8|b16|b32|u8|u16|u32|s8|s16|s32|f32>  [a:S], {b:T~*N}";
     st_hint_generic 7.4 ALL "data-movement-and-conversion-instructions-st" "st{.weak}{.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>}{C:.L2::cache_hint}.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  [a:generic], b:T~, C?policy:b64";
@@ -21,6 +38,20 @@ rows! { LdSt;
     st_strong_hint 7.4 ALL "data-movement-and-conversion-instructions-st" "st.<relaxed|release>.<cta|gpu|sys>{.global}.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  [a:global], b:T~";
     st_strong_cluster_vec 7.8 SM90_UP "data-movement-and-conversion-instructions-st" "st.<relaxed|release>.cluster{.<S=global|shared|shared::cluster>}.v<N=2|4>.<T=b8|b16|b32|u8|u16|u32|s8|s16|s32|f32>  [a:S], {b:T~*N}";
     st_strong_window 7.8 ALL "data-movement-and-conversion-instructions-st" "st.<relaxed|release>.<cta|gpu|sys>.shared::cta.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  [a:shared], b:T~";
+    st_cache_64 2.0 ALL "data-movement-and-conversion-instructions-st" "st{.weak}{.<S=global|shared|local>}.<wb|cg|cs|wt>.v2.<T=b64|u64|s64|f64>  [a:S], {b:T*2}";
+    st_hint_64 7.4 ALL "data-movement-and-conversion-instructions-st" "st{.weak}{.global}{.L1::<evict_normal|evict_unchanged|evict_first|evict_last|no_allocate>}{C:.L2::cache_hint}.v2.<T=b64|u64|s64|f64>  [a:global], {b:T*2}, C?policy:b64";
+    st_window_64 7.8 ALL "data-movement-and-conversion-instructions-st" "st{.weak}.shared::cta.v2.<T=b64|u64|s64|f64>  [a:shared], {b:T*2}";
+    st_cluster_64 7.8 SM90_UP "data-movement-and-conversion-instructions-st" "st{.weak}.shared::cluster.v2.<T=b64|u64|s64|f64>  [a:shared::cluster], {b:T*2}";
+    st_param_vec 2.0 ALL "data-movement-and-conversion-instructions-st" "st.param.v<N=2|4>.<T=b8|b16|b32|u8|u16|u32|s8|s16|s32|f32>  [a:param_out], {b:T~*N}";
+    st_param_64 2.0 ALL "data-movement-and-conversion-instructions-st" "st.param.v2.<T=b64|u64|s64|f64>  [a:param_out], {b:T*2}";
+    st_volatile_64 1.1 ALL "data-movement-and-conversion-instructions-st" "st.volatile{.<S=global|shared>}.v2.<T=b64|u64|s64|f64>  [a:S], {b:T*2}";
+    st_volatile_local 9.1 ALL "data-movement-and-conversion-instructions-st" "st.volatile.local.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  [a:local], b:T~";
+    st_volatile_local_vec 9.1 ALL "data-movement-and-conversion-instructions-st" "st.volatile.local.v<N=2|4>.<T=b8|b16|b32|u8|u16|u32|s8|s16|s32|f32>  [a:local], {b:T~*N}";
+    st_volatile_local_64 9.1 ALL "data-movement-and-conversion-instructions-st" "st.volatile.local.v2.<T=b64|u64|s64|f64>  [a:local], {b:T*2}";
+    st_strong_64 6.0 ALL "data-movement-and-conversion-instructions-st" "st.<relaxed|release>.<cta|gpu|sys>{.<S=global|shared>}.v2.<T=b64|u64|s64|f64>  [a:S], {b:T*2}";
+    st_strong_cluster_64 7.8 SM90_UP "data-movement-and-conversion-instructions-st" "st.<relaxed|release>.cluster{.<S=global|shared|shared::cluster>}.v2.<T=b64|u64|s64|f64>  [a:S], {b:T*2}";
+    st_strong_b128 8.3 ALL "data-movement-and-conversion-instructions-st" "st.<relaxed|release>.<cta|gpu|sys>{.<S=global|shared>}.b128  [a:S], b:b128!";
+    st_mmio 8.2 ALL "data-movement-and-conversion-instructions-st" "st.mmio.relaxed.sys{.global}.<T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64>  [a:global], b:T~";
     atom_add_cluster 7.8 SM90_UP "parallel-synchronization-and-communication-instructions-atom" "atom{.<relaxed|acquire|release|acq_rel>}.cluster{.<S=global|shared>}.add.<T=u32|s32|u64|f32|f64>  d:T_, [a:S], b:T";
     atom_bits_cluster 7.8 SM90_UP "parallel-synchronization-and-communication-instructions-atom" "atom{.<relaxed|acquire|release|acq_rel>}.cluster{.<S=global|shared>}.<and|or|xor|exch>.<T=b32|b64>  d:T_, [a:S], b:T";
     atom_min_max_cluster 7.8 SM90_UP "parallel-synchronization-and-communication-instructions-atom" "atom{.<relaxed|acquire|release|acq_rel>}.cluster{.<S=global|shared>}.<min|max>.<T=u32|s32|u64|s64>  d:T_, [a:S], b:T";
@@ -29,4 +60,13 @@ rows! { LdSt;
     red_bits_cluster 7.8 SM90_UP "parallel-synchronization-and-communication-instructions-red" "red{.<relaxed|release>}.cluster{.<S=global|shared>}.<and|or|xor>.<T=b32|b64>  [a:S], b:T";
     red_add_vec_generic 8.1 SM90_UP "parallel-synchronization-and-communication-instructions-red" "red{.<relaxed|release>}{.<cta|gpu|sys>}.add.v<N=2|4>.f32  [a:generic], {b:f32*N}";
     set_f16_int 4.2 ALL "half-precision-comparison-instructions-set" "set.<eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan>{.ftz}.<T=u32|s32>.f16x2  d:T, a:f16x2!, b:f16x2!";
+    bar_red_popc_count 2.0 ALL "parallel-synchronization-and-communication-instructions-bar" "bar{.cta}.red.popc.u32  d:u32, a:u32, n:u32, c:pred^";
+    bar_red_bool_count 2.0 ALL "parallel-synchronization-and-communication-instructions-bar" "bar{.cta}.red.<and|or>.pred  d:pred, a:u32, n:u32, c:pred^";
+    barrier_red_popc 6.0 ALL "parallel-synchronization-and-communication-instructions-bar" "barrier{.cta}.red.popc{.aligned}.u32  d:u32, a:u32, c:pred^";
+    barrier_red_popc_count 6.0 ALL "parallel-synchronization-and-communication-instructions-bar" "barrier{.cta}.red.popc{.aligned}.u32  d:u32, a:u32, n:u32, c:pred^";
+    barrier_red_bool 6.0 ALL "parallel-synchronization-and-communication-instructions-bar" "barrier{.cta}.red.<and|or>{.aligned}.pred  d:pred, a:u32, c:pred^";
+    barrier_red_bool_count 6.0 ALL "parallel-synchronization-and-communication-instructions-bar" "barrier{.cta}.red.<and|or>{.aligned}.pred  d:pred, a:u32, n:u32, c:pred^";
+    call_indirect_plain 2.1 ALL "control-flow-instructions-call" "call{.uni}  f:b64!, procedure_type:symbol";
+    call_indirect_args 2.1 ALL "control-flow-instructions-call" "call{.uni}  f:b64!, args:group, consumer_type:symbol";
+    call_indirect_returns 2.1 ALL "control-flow-instructions-call" "call{.uni}  returns:group, f:b64!, source_type:symbol";
 }

@@ -94,6 +94,14 @@ const CALLEES: [(&str, bool, bool); 4] = [
     ("function", true, true),
 ];
 
+/// The types of functions that the rows of calls through pointers name.
+const PROTOTYPES: [(&str, bool, bool); 4] = [
+    ("procedure_type", false, false),
+    ("consumer_type", false, true),
+    ("source_type", true, false),
+    ("prototype", true, true),
+];
+
 const RESULT: &str = "result_0";
 const ARGUMENT: &str = "argument_0";
 
@@ -143,12 +151,14 @@ fn kernel(name: &str, samples: Vec<Statement>) -> Function {
         body.push(Statement::BranchTargets("targets".into(), vec!["start".into(), "end".into()]));
     }
     if uses("call") {
-        body.push(Statement::CallPrototype(Prototype {
-            name: "prototype".into(),
-            returns: parameter(true, "_"),
-            params: parameter(true, "_"),
-            noreturn: false,
-        }));
+        for (name, returns, params) in PROTOTYPES {
+            body.push(Statement::CallPrototype(Prototype {
+                name: name.into(),
+                returns: parameter(returns, "_"),
+                params: parameter(params, "_"),
+                noreturn: false,
+            }));
+        }
     }
     body.extend(samples);
     body.push(Statement::Label(Line::default(), "end".into()));

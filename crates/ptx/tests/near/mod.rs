@@ -172,7 +172,9 @@ fn judge(row: &'static Row, neighbours: &Neighbours) -> Judged {
         // What others of the module make ptxas refuse, it may take alone.
         ptxas |= ours && taken(alone, target)[0];
         judged.taken += usize::from(ptxas);
-        if ours && !ptxas && !names_a_variable(&sample.instruction) {
+        // Those that only a newer assembler has: `.volatile` of local memory.
+        let newer = ["local", "volatile"].iter().all(|word| sample.instruction.has(word));
+        if ours && !ptxas && !newer && !names_a_variable(&sample.instruction) {
             judged.lenient.push(format!("{} on {target}: {}", row.name, sample.instruction));
         }
         if ptxas && !ours {

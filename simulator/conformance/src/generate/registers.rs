@@ -123,13 +123,16 @@ fn mma_sources(row: &Row, instruction: &Instruction) -> Vec<(Vec<Source>, &'stat
         .iter()
         .map(|m| m.as_str())
         .filter(|m| {
-            ["f32", "f16", "bf16", "tf32", "s8", "u8", "s32", "e4m3", "e5m2", "e2m1", "e3m2", "e2m3"]
-                .contains(m)
+            [
+                "f64", "f32", "f16", "bf16", "tf32", "s4", "u4", "s8", "u8", "s32", "e4m3", "e5m2", "e2m1",
+                "e3m2", "e2m3",
+            ]
+            .contains(m)
         })
         .collect();
     let [d, a, b, ..] = types[..] else { return Vec::new() };
     let known = |ty: &str| match ty {
-        "e4m3" | "e5m2" | "f16" | "bf16" | "tf32" => ty.to_string(),
+        "e4m3" | "e5m2" | "f16" | "bf16" | "tf32" | "f64" => ty.to_string(),
         _ => "u8".to_string(),
     };
     let (a, b) = (known(a), known(b));
@@ -139,7 +142,7 @@ fn mma_sources(row: &Row, instruction: &Instruction) -> Vec<(Vec<Source>, &'stat
     };
     // Two accumulators of 16 bits share a register.
     let c = |generator, seed| match d {
-        "f16" => Source::new("f16", generator, seed),
+        "f16" | "f64" => Source::new(d, generator, seed),
         "s32" => Source::new("u32", "bits", seed),
         _ => Source::new("f32", generator, seed),
     };

@@ -54,10 +54,10 @@ pub struct Attribute {
 
 impl LaunchConfig {
     /// # Safety
-    /// The attributes are there.
+    /// `attributes` points to `count` attributes.
     pub(crate) unsafe fn cluster(&self) -> [u32; 3] {
         let mut attributes = (0..self.count as usize).map(|i| {
-            // SAFETY: there are `count` of them, by the caller's word.
+            // SAFETY: `i` is below `count`, the number of attributes that the pointer is valid for; they are plain integers.
             unsafe { &*self.attributes.add(i) }
         });
         // `cudaLaunchAttributeClusterDimension`
@@ -81,7 +81,7 @@ pub(crate) unsafe fn ptx_of(data: *const u8) -> Option<String> {
         if kind == 1 && compressed {
             eprintln!("the program's PTX is compressed: compile with nvcc -no-compress");
         } else if kind == 1 {
-            // SAFETY: the entry's payload lies behind its header.
+            // SAFETY: an entry is its header and then `bytes` bytes, all of them before `end`, and nvcc's data are constant.
             let text = unsafe { std::slice::from_raw_parts(data.add(at + header), bytes) };
             let text = text.split(|b| *b == 0).next().unwrap_or_default();
             return Some(String::from_utf8_lossy(text).into_owned());
@@ -92,17 +92,17 @@ pub(crate) unsafe fn ptx_of(data: *const u8) -> Option<String> {
 }
 
 /// # Safety
-/// `p` is a C string.
+/// `p` points to bytes that end with a zero, and nothing writes them meanwhile.
 pub(crate) unsafe fn string(p: *const c_char) -> String {
-    // SAFETY: a C string, by the caller's word.
+    // SAFETY: the bytes up to the zero are readable and unchanged until they are copied, at the end of this line.
     unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
 }
 
 /// # Safety
-/// `to` is writable, or null.
+/// `to` is null, or valid for a write of a `T`.
 pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
     if !to.is_null() {
-        // SAFETY: not null, and writable by the caller's promise.
+        // SAFETY: it is not null, so it is valid for this write; what it held is plain data, which needs no drop.
         unsafe { to.write(value) }
     }
 }

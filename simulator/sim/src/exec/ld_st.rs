@@ -8,9 +8,12 @@ use crate::semantics::fragment::{MatrixShape, movmatrix_source};
 use crate::semantics::narrow::Narrow;
 
 fn common(i: &mut Ins<'_>) -> Decoded<(Space, Type, usize, Ordering)> {
-    let ordering = i.ordering();
+    let mut ordering = i.ordering();
     i.cache_hints();
+    i.ignore(&["mmio"]);
     let space = i.space();
+    // No other thread sees local memory.
+    ordering.strong &= space != Space::Local;
     let n = i.one_of(&[("v2", 2), ("v4", 4), ("v8", 8)]).unwrap_or(1);
     let ty = i.ty()?;
     if ty.bytes() as usize * n > 32 {

@@ -1,11 +1,10 @@
 //! What producers of one convention say in ways of their own: each value against a dequantization in f64 that is written
 //! in `common`.
 
-mod common;
-
-use common::*;
-use dualgemm_checkpoint::gguf::{GgufValue, write_to};
-use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, ScaleOrigin, TensorOut};
+use crate::common::*;
+use dualgemm_checkpoint::{
+    Checkpoint, Dtype, GateUpOrder, GateUpSource, OpenOptions, ScaleOrigin, TensorOut, Which,
+};
 use dualgemm_formats::BlockFormat;
 use serde_json::{Value, json};
 
@@ -51,15 +50,17 @@ fn deepseek_experts_are_nvfp4_where_modelopt_made_them_so_and_mxfp4_elsewhere() 
     for config in [deepseek_config(), by_name] {
         let f = deepseek_nvfp4(config);
         let c = f.open(&within("layers")).unwrap();
-        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        let source = c.gate_up_source(0, Which::Expert(0)).unwrap();
+        let both = source.read().unwrap();
         assert_values(&both.gate, &Weight::new(1, 64, 64), f64::from(1e-2f32));
         assert_values(&both.up, &Weight::new(2, 64, 64), f64::from(1e-2f32));
-        assert_eq!(both.input_scales().unwrap().unwrap().0.value(), 0.5);
+        assert_eq!(source.input_scales().unwrap().unwrap().0.value(), 0.5);
         assert_eq!(rules(&c), [""; 0]);
         let c = f.open(&within("mtp")).unwrap();
-        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        let source = c.gate_up_source(0, Which::Expert(0)).unwrap();
+        let both = source.read().unwrap();
         assert_values(&both.up, &Weight::with_block(12, 64, 64, 32), 1.0);
-        assert_eq!(both.input_scales().unwrap(), None);
+        assert_eq!(source.input_scales().unwrap(), None);
         assert_eq!(rules(&f.open(&defaults()).unwrap()), [""; 0]);
     }
 }
@@ -67,7 +68,7 @@ fn deepseek_experts_are_nvfp4_where_modelopt_made_them_so_and_mxfp4_elsewhere() 
 #[test]
 fn deepseek_names_of_one_format_beside_the_other_are_refused() {
     let gate = "layers.0.ffn.experts.0.w1";
-    let read = |f: &Fixture| refusal(f.open(&within("layers")).unwrap().experts(0).unwrap().gate_up(0));
+    let read = |f: &Fixture| refusal(expert(&f.open(&within("layers")).unwrap(), 0, 0));
     let mut f = deepseek_nvfp4(deepseek_config());
     f.add(&format!("{gate}.scale"), Dtype::F8E8m0, &[64, 2], vec![120; 128]);
     assert_eq!(
@@ -85,7 +86,7 @@ fn deepseek_names_of_one_format_beside_the_other_are_refused() {
     let mut f = deepseek_nvfp4(deepseek_config());
     f.remove("mtp.0.ffn.experts.0.w1.scale");
     let c = f.open(&within("mtp")).unwrap();
-    assert_starts(&refusal(c.experts(0).unwrap().gate_up(0)), "mtp.0.ffn.experts.0.w1.scale: is missing");
+    assert_starts(&refusal(expert(&c, 0, 0)), "mtp.0.ffn.experts.0.w1.scale: is missing");
     // What is outside is not checked, as it is not read.
     assert_eq!(rules(&c), ["missing-tensor"]);
     assert_eq!(rules(&f.open(&within("layers")).unwrap()), [""; 0]);
@@ -94,7 +95,7 @@ fn deepseek_names_of_one_format_beside_the_other_are_refused() {
     config["quantized_layers"]["layers.0.ffn.experts"]["quant_algo"] = json!("IQ3_WIRE");
     let f = deepseek_nvfp4(config);
     assert_has(&read(&f), "quantized_layers.layers.0.ffn.experts.quant_algo is \"IQ3_WIRE\"; valid is NVFP4");
-    assert!(f.open(&within("mtp")).unwrap().experts(0).unwrap().gate_up(0).is_ok());
+    assert!(expert(&f.open(&within("mtp")).unwrap(), 0, 0).is_ok());
     let mut config = deepseek_config();
     config.as_object_mut().unwrap().remove("quantized_layers");
     config["moe_quant_algo"] = json!("IQ3_WIRE");
@@ -119,7 +120,7 @@ fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
         f
     };
     let read = |f: &Fixture| {
-        f.open(&defaults()).unwrap().experts(1).unwrap().gate_up(0).map(|both| {
+        expert(&f.open(&defaults()).unwrap(), 1, 0).map(|both| {
             assert_values(&both.gate, &Weight::with_block(1, 64, 64, 32), 1.0);
             assert_values(&both.up, &Weight::with_block(2, 64, 64, 32), 1.0);
         })
@@ -178,12 +179,11 @@ fn experts_one_below_the_other_are_told_apart_by_their_number() {
         [(Some(2), &[8.0][..], 0.125), (Some(2), &[8.0, 4.0], 0.25), (None, &[8.0, 4.0], 0.25)]
     {
         let c = fixture(experts, scales).open(&options()).unwrap();
-        let found = c.experts(0).unwrap();
-        assert_eq!((found.ids(), rules(&c).is_empty()), (&[0, 1][..], true));
-        assert_values(&found.gate_up(0).unwrap().up, &a.rows_at(32..64), 0.125);
-        assert_values(&found.gate_up(1).unwrap().gate, &b.rows_at(0..32), of_second);
-        assert_values(&found.down(1).unwrap().weight, &b, of_second);
-        assert_has(&refusal(found.gate_up(2)), "no expert 2");
+        assert_eq!((c.experts(0).unwrap(), rules(&c).is_empty()), (vec![0, 1], true));
+        assert_values(&expert(&c, 0, 0).unwrap().up, &a.rows_at(32..64), 0.125);
+        assert_values(&expert(&c, 0, 1).unwrap().gate, &b.rows_at(0..32), of_second);
+        assert_values(&expert_down(&c, 0, 1).unwrap().weight, &b, of_second);
+        assert_has(&refusal(expert(&c, 0, 2)), "no expert 2");
         assert_eq!(c.mlps()[0].experts, 2);
     }
     for (experts, scales, says) in [
@@ -215,11 +215,7 @@ fn gguf_scales_have_two_names_and_no_third() {
             .map(|p| TensorOut::new(format!("blk.0.ffn_{p}.weight"), dtype, [32, 64], blocks.clone()))
             .into();
         all.extend(tensors.iter().map(|(name, value)| TensorOut::scalar(*name, &[1], *value)));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.gguf");
-        let metadata = [("general.architecture".to_string(), GgufValue::String("llama".into()))];
-        write_to(&path, &metadata, &all).unwrap();
-        Checkpoint::open(&path, &defaults()).unwrap()
+        open_gguf("llama", &[], &all, &defaults())
     };
     let w = Weight::with_block(1, 32, 64, 32);
     let c = open(&[("blk.0.ffn_gate.weight.scale", 0.25), ("blk.0.ffn_up.scale", 0.5)]);
@@ -245,21 +241,20 @@ fn scales_say_which_tensor_of_which_file_they_are() {
     let dir = tempfile::tempdir().unwrap();
     f.write_sharded(dir.path(), |name| usize::from(name.contains("up_proj")));
     let c = Checkpoint::open(dir.path(), &defaults()).unwrap();
-    let source = c.gate_up_source(0).unwrap();
+    let GateUpSource { gate, up } = c.gate_up_source(0, Which::Dense).unwrap();
     let of = |tensor: String, shard| ScaleOrigin::Tensor { tensor, file: dir.path().join(shard_name(shard)) };
-    let (gate, up) = source.tensor_scales_from();
-    assert_eq!(gate, &of(format!("{GATE}.weight_scale_2"), 0));
-    assert_eq!(up, &of(format!("{UP}.weight_scale_2"), 1));
-    let (gate, up) = source.input_scales_from().unwrap();
-    assert_eq!((gate, up), (&of(format!("{GATE}.input_scale"), 0), &of(format!("{UP}.input_scale"), 1)));
+    for (source, name, shard) in [(gate, GATE, 0), (up, UP, 1)] {
+        assert_eq!(source.tensor_scale_from, of(format!("{name}.weight_scale_2"), shard));
+        assert_eq!(source.input_scale_from, Some(of(format!("{name}.input_scale"), shard)));
+    }
     let mut mx = Fixture::with(modelopt_config("MXFP4"));
     for module in [GATE, UP] {
         mxfp4(&mut mx, module, &Weight::with_block(1, 64, 64, 32), (".weight_scale", Dtype::U8));
     }
     let c = mx.open(&defaults()).unwrap();
-    let source = c.gate_up_source(0).unwrap();
-    assert_eq!((source.format(), source.input_scales_from()), (BlockFormat::Mxfp4, None));
-    assert_eq!(source.tensor_scales_from().0.to_string(), "1, by format (mxfp4)");
+    let gate = c.gate_up_source(0, Which::Dense).unwrap().gate;
+    assert_eq!((gate.format(), gate.input_scale_from), (BlockFormat::Mxfp4, None));
+    assert_eq!(gate.tensor_scale_from.to_string(), "1, by format (mxfp4)");
 }
 
 #[test]
@@ -282,7 +277,7 @@ fn experts_of_deepseek_are_fp4_where_nothing_says_otherwise() {
         }
         let c = f.open(&defaults()).unwrap();
         assert_eq!(c.convention().name, "deepseek");
-        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        let both = expert(&c, 0, 0).unwrap();
         assert_values(&both.gate, &Weight::with_block(1, 64, 64, 32), 1.0);
         assert_values(&both.up, &Weight::with_block(2, 64, 64, 32), 1.0);
         f.config.as_mut().unwrap()["expert_dtype"] = json!("fp8");

@@ -1,10 +1,8 @@
 //! Checkpoints that producers wrote, against the values that their own code gives them. See `testdata/README.md`.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::{Checkpoint, Dtype, TensorFiles};
 use dualgemm_formats::QuantizedMatrix;
 use serde_json::json;
@@ -45,7 +43,7 @@ fn mlx_stores_the_largest_magnitude_of_an_expert_as_its_scale() {
     assert_eq!(c.convention().name, "mlx");
     let [gate, up] = ["mlx.gate_proj", "mlx.up_proj"].map(expected);
     for (e, (gate, up)) in gate.chunks(16 * 32).zip(up.chunks(16 * 32)).enumerate() {
-        let mlp = c.experts(0).unwrap().gate_up(e).unwrap();
+        let mlp = expert(&c, 0, e).unwrap();
         assert_values(&mlp.gate, gate);
         assert_values(&mlp.up, up);
     }
@@ -64,8 +62,7 @@ fn mlx_scales_that_are_declared_are_needed() {
         let gate = "model.layers.0.mlp.switch_mlp.gate_proj";
         f.config =
             Some(json!({ "quantization": { "group_size": 16, "bits": 4, "mode": "nvfp4", gate: level } }));
-        let gate_up =
-            f.open(&defaults()).unwrap().experts(0).unwrap().gate_up(0).map(|both| both.gate.rows());
+        let gate_up = expert(&f.open(&defaults()).unwrap(), 0, 0).map(|both| both.gate.rows());
         gate_up.map_err(|e| message(&e))
     };
     let mut level = json!({ "group_size": 16, "bits": 4, "mode": "nvfp4" });

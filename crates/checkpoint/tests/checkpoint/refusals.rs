@@ -1,8 +1,6 @@
 //! What a file says of a weight and nobody knows: it refuses the weight, by name, and no other.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::Dtype;
 use serde_json::{Value, json};
 

@@ -7,8 +7,8 @@ use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, MlpKind, OpenOptions, 
 use dualgemm_formats::GlobalScale;
 use serde_json::{Value, json};
 
+use super::{convert, linear};
 use crate::common::*;
-use crate::{convert, linear};
 
 /// Every convention, and where it is written.
 const OUTPUTS: [(Output, &str); 3] =
@@ -139,7 +139,7 @@ fn a_block_scale_far_down_is_named_by_its_own_row() {
     let dir = tempfile::tempdir().unwrap();
     let mut w = Weight::new(1, 2 * 66_048, 32);
     w.scales[2 * 66_000 * 2 + 1] = 0x80;
-    let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
+    let mut f = w4a16();
     f.modelopt_fused(&w, false);
     let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGateRows), ..defaults() };
     let a = f.open(&options).unwrap();
@@ -216,7 +216,7 @@ fn what_lies_in_an_mlp_is_not_left_out_of_it() {
     let report = write(&path, Output::Gguf, &with(&format!("{UP}.bias"), &bias)).unwrap();
     assert_eq!(report.skipped, [""; 0]);
     let read = Checkpoint::open(&path, &defaults()).unwrap();
-    assert_eq!(read.linear("blk.0.ffn_up").unwrap().bias, Some(bias));
+    assert_eq!(read.linear_source("blk.0.ffn_up").unwrap().bias, Some(bias));
     std::fs::remove_file(&path).unwrap();
     for name in ["model.layers.0.mlp.ffn_sub_norm.weight", "model.layers.0.mlp.scale"] {
         let e = refusal(write(&path, Output::Gguf, &with(name, &[1.0])));

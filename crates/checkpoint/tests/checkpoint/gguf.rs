@@ -1,20 +1,12 @@
 //! GGUF files as llama.cpp writes them.
 
-mod common;
-
-use common::{assert_ends, assert_has};
-
-use common::Weight;
+use crate::common::{Weight, assert_ends, assert_has, expert, input_scales, open_gguf};
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
 use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorOut};
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
 
 fn open(tensors: &[TensorOut<'_>], options: &OpenOptions) -> Checkpoint {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    let metadata = [("general.architecture".to_string(), GgufValue::String("llama".into()))];
-    write_to(&path, &metadata, tensors).unwrap();
-    Checkpoint::open(&path, options).unwrap()
+    open_gguf("llama", &[], tensors, options)
 }
 
 fn blocks(w: &Weight) -> Vec<u8> {
@@ -52,7 +44,7 @@ fn a_missing_scale_is_1_and_a_stored_one_is_applied_once() {
     let mlp = c.gate_up(0).unwrap();
     gate.assert_is(&mlp.gate);
     assert_eq!(mlp.gate.global_scale(), GlobalScale::ONE);
-    assert_eq!(mlp.input_scales().unwrap(), None);
+    assert_eq!(input_scales(&c).unwrap(), None);
     let plain = mlp.up.value(3, 5);
     tensors.push(floats("blk.0.ffn_up.scale", &[0.25]));
     tensors.push(floats("blk.0.ffn_gate.input_scale", &[0.5]));
@@ -61,7 +53,7 @@ fn a_missing_scale_is_1_and_a_stored_one_is_applied_once() {
     let mlp = c.gate_up(0).unwrap();
     assert_eq!(mlp.up.value(3, 5), plain * 0.25);
     assert_eq!(mlp.gate.global_scale(), GlobalScale::ONE);
-    assert_eq!(mlp.input_scales().unwrap().unwrap().0.value(), 0.5);
+    assert_eq!(input_scales(&c).unwrap().unwrap().0.value(), 0.5);
 }
 
 #[test]
@@ -73,17 +65,16 @@ fn fused_experts_are_gate_rows_then_up_rows_unless_named_otherwise() {
         floats("blk.3.ffn_gate_up_exps.bias", &[0.0; 32]),
     ];
     let c = open(&tensors, &OpenOptions::default());
-    let experts = c.experts(3).unwrap();
     for (e, w) in weights.iter().enumerate() {
-        let mlp = experts.gate_up(e).unwrap();
+        let mlp = expert(&c, 3, e).unwrap();
         w.rows_at(0..8).assert_is(&mlp.gate);
         w.rows_at(8..16).assert_is(&mlp.up);
         assert_eq!(mlp.up.global_scale().value(), [0.5, 0.25][e]);
-        assert_eq!(mlp.bias.unwrap().0.len(), 8);
+        assert_eq!(mlp.gate_bias.unwrap().len(), 8);
     }
     let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGate), ..OpenOptions::default() };
     let c = open(&tensors, &options);
-    weights[1].rows_at(0..8).assert_is(&c.experts(3).unwrap().gate_up(1).unwrap().up);
+    weights[1].rows_at(0..8).assert_is(&expert(&c, 3, 1).unwrap().up);
 }
 
 #[test]
@@ -142,12 +133,8 @@ fn architectures_that_fuse_gate_into_up_are_read_as_they_are() {
         weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate)),
         weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up)),
     ];
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
     let open = |architecture: &str, tensors: &[TensorOut<'_>]| {
-        let metadata = [("general.architecture".to_string(), GgufValue::String(architecture.into()))];
-        write_to(&path, &metadata, tensors).unwrap();
-        Checkpoint::open(&path, &OpenOptions::default()).unwrap()
+        open_gguf(architecture, &[], tensors, &OpenOptions::default())
     };
     for architecture in ["phi3", "glm4", "chatglm", "plamo2", "plamo3"] {
         for tensors in [std::slice::from_ref(&both), &apart] {

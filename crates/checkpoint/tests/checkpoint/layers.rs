@@ -1,16 +1,11 @@
 //! Finding gate and up: shards, experts, fused orders, naming styles, several stacks of layers.
 
-mod common;
-
-use common::{
-    Fixture, PROJECTIONS, Weight, assert_ends, assert_has, assert_starts, defaults, message, modelopt_config,
+use crate::common::{
+    Fixture, PROJECTIONS, Weight, assert_ends, assert_has, assert_starts, defaults, expert, expert_down,
+    message, w4a16,
 };
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error, GateUpOrder, Half, MlpKind, OpenOptions};
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, GateUpOrder, Half, MlpKind, OpenOptions, Which};
 use serde_json::json;
-
-fn w4a16() -> Fixture {
-    Fixture::with(modelopt_config("W4A16_NVFP4"))
-}
 
 fn with_order(order: GateUpOrder) -> OpenOptions {
     OpenOptions { gate_up_order: Some(order), ..defaults() }
@@ -32,15 +27,14 @@ fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
     for path in [dir.path().to_path_buf(), dir.path().join("model.safetensors.index.json")] {
         let c = Checkpoint::open(&path, &defaults()).unwrap();
         assert_eq!(c.layers(), [5]);
-        let experts = c.experts(5).unwrap();
-        assert_eq!(experts.ids(), [0, 1, 2]);
+        assert_eq!(c.experts(5).unwrap(), [0, 1, 2]);
         for e in 0..3 {
-            let mlp = experts.gate_up(e).unwrap();
+            let mlp = expert(&c, 5, e).unwrap();
             Weight::new(10 * e as u64, 64, 64).assert_is(&mlp.gate);
             Weight::new(10 * e as u64 + 1, 64, 64).assert_is(&mlp.up);
-            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&experts.down(e).unwrap().weight);
+            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&expert_down(&c, 5, e).unwrap().weight);
         }
-        let e = experts.gate_up(3).unwrap_err().to_string();
+        let e = expert(&c, 5, 3).unwrap_err().to_string();
         assert_eq!(e, "model.layers.5.block_sparse_moe.experts: no expert 3; there are 0, 1, 2");
         let e = message(&c.gate_up(5).unwrap_err());
         assert_ends(
@@ -57,7 +51,7 @@ fn a_missing_expert_tensor_names_the_expert() {
     f.modules("model.layers.0.mlp.experts.7", &PROJECTIONS, 1);
     f.remove("model.layers.0.mlp.experts.7.up_proj.weight_scale_2");
     let c = f.open(&defaults()).unwrap();
-    let e = message(&c.experts(0).unwrap().gate_up(7).unwrap_err());
+    let e = message(&expert(&c, 0, 7).unwrap_err());
     assert_starts(&e, "model.layers.0.mlp.experts.7.up_proj.weight_scale_2: is missing from DIR;");
 }
 
@@ -85,7 +79,7 @@ fn fused_orders_are_undone_and_a_wrong_one_changes_the_result() {
             let mlp = c.gate_up(0).unwrap();
             gate.assert_is(&mlp.gate);
             up.assert_is(&mlp.up);
-            let (gate_bias, up_bias) = mlp.bias.unwrap();
+            let (gate_bias, up_bias) = (mlp.gate_bias.unwrap(), mlp.up_bias.unwrap());
             for row in 0..192 {
                 assert_eq!(gate_bias[row] as usize, order.fused_row(Half::Gate, row, 192));
                 assert_eq!(up_bias[row] as usize, order.fused_row(Half::Up, row, 192));
@@ -160,17 +154,16 @@ fn experts_in_one_tensor_are_read_in_both_dimension_orders() {
         let mut f = stacked(&weights, transposed);
         f.config.as_mut().unwrap()["hidden_size"] = json!(64);
         let c = f.open(&with_order(GateUpOrder::GateUpRows)).unwrap();
-        let experts = c.experts(0).unwrap();
-        assert_eq!(experts.ids(), [0, 1, 2]);
+        assert_eq!(c.experts(0).unwrap(), [0, 1, 2]);
         assert_eq!(c.mlps()[0].experts, 3);
         for (e, w) in weights.iter().enumerate() {
-            let mlp = experts.gate_up(e).unwrap();
+            let mlp = expert(&c, 0, e).unwrap();
             w.rows_at((0..48).map(|r| 2 * r)).assert_is(&mlp.gate);
             w.rows_at((0..48).map(|r| 2 * r + 1)).assert_is(&mlp.up);
             assert_eq!(mlp.up.global_scale().value(), [0.001, 0.002, 0.003][e]);
-            assert_eq!(mlp.bias.unwrap().1[1], (e * 96 + 3) as f32);
+            assert_eq!(mlp.up_bias.unwrap()[1], (e * 96 + 3) as f32);
         }
-        assert!(matches!(experts.gate_up(3), Err(Error::NoExpert { .. })));
+        assert!(matches!(expert(&c, 0, 3), Err(Error::NoExpert { .. })));
     }
 }
 
@@ -179,7 +172,7 @@ fn a_stacked_tensor_that_contradicts_the_config_is_refused() {
     let mut f = stacked(&(0..3).map(|e| Weight::new(e, 96, 64)).collect::<Vec<_>>(), true);
     f.config.as_mut().unwrap()["hidden_size"] = json!(96);
     let c = f.open(&with_order(GateUpOrder::GateUp)).unwrap();
-    let e = c.experts(0).unwrap().gate_up(0).unwrap_err().to_string();
+    let e = expert(&c, 0, 0).unwrap_err().to_string();
     assert_eq!(
         e,
         "model.layers.0.mlp.experts.gate_up_proj: shape [3, 96, 64] cannot be a projection of this model; valid is \
@@ -193,7 +186,7 @@ fn stacked_scales_that_fit_neither_order_are_refused() {
     let t = f.tensor("model.layers.0.mlp.experts.gate_up_proj_weight_scale");
     t.shape = vec![3, 4, 96];
     let c = f.open(&with_order(GateUpOrder::GateUp)).unwrap();
-    let e = c.experts(0).unwrap().gate_up(0).unwrap_err().to_string();
+    let e = expert(&c, 0, 0).unwrap_err().to_string();
     assert_has(&e, "shape [3, 4, 96] cannot be block scales; valid is [3, 96, 4] for");
 }
 
@@ -225,15 +218,15 @@ fn gpt_oss_blocks_are_read_with_the_order_its_format_fixes() {
     f.add("model.layers.4.mlp.router.weight", Dtype::Bf16, &[2, 4], vec![0; 16]);
     let c = f.open(&defaults()).unwrap();
     assert_eq!(c.convention().name, "gpt-oss");
-    let experts = c.experts(4).unwrap();
-    assert_eq!(experts.ids(), [0, 1]);
+    assert_eq!(c.experts(4).unwrap(), [0, 1]);
     for (e, w) in weights.iter().enumerate() {
-        let mlp = experts.gate_up(e).unwrap();
+        let source = c.gate_up_source(4, Which::Expert(e)).unwrap();
+        let mlp = source.read().unwrap();
         w.rows_at((0..32).map(|r| 2 * r)).assert_is(&mlp.gate);
         w.rows_at((0..32).map(|r| 2 * r + 1)).assert_is(&mlp.up);
-        let (gate, up) = mlp.bias.clone().unwrap();
+        let (gate, up) = (mlp.gate_bias.unwrap(), mlp.up_bias.unwrap());
         assert_eq!((gate[1], up[1]), ((e * 64 + 2) as f32, (e * 64 + 3) as f32));
-        assert_eq!(mlp.input_scales().unwrap(), None);
+        assert_eq!(source.input_scales().unwrap(), None);
     }
     assert!(c.validate().is_empty(), "{:?}", c.validate());
 }
@@ -250,9 +243,9 @@ fn shared_and_routed_experts_and_dense_layers_are_told_apart() {
     let kinds: Vec<_> = c.mlps().iter().map(|m| (m.layer, m.kind)).collect();
     assert_eq!(kinds, [(0, MlpKind::Dense), (1, MlpKind::Experts), (1, MlpKind::Shared)]);
     Weight::new(1, 64, 64).assert_is(&c.gate_up(0).unwrap().gate);
-    Weight::new(11, 64, 64).assert_is(&c.experts(1).unwrap().gate_up(0).unwrap().gate);
-    Weight::new(22, 64, 64).assert_is(&c.shared_gate_up_source(1).unwrap().read().unwrap().up);
-    Weight::new(23, 64, 64).assert_is(&c.shared_down_source(1).unwrap().read().unwrap().weight);
+    Weight::new(11, 64, 64).assert_is(&expert(&c, 1, 0).unwrap().gate);
+    Weight::new(22, 64, 64).assert_is(&c.gate_up_source(1, Which::Shared).unwrap().read().unwrap().up);
+    Weight::new(23, 64, 64).assert_is(&c.down_source(1, Which::Shared).unwrap().read().unwrap().weight);
     assert!(matches!(c.experts(0), Err(Error::LayerKind { .. })));
     assert_ends(&message(&c.gate_up(7).unwrap_err()), "there is one in layers 0 to 1");
 }

@@ -1,8 +1,6 @@
 //! Experts of a layer in two float tensors, taken apart.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::{Dtype, FloatWeight, FusedExperts, TensorFiles, TensorOut};
 use half::bf16;
 use serde_json::{Value, json};

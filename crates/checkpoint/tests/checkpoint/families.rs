@@ -1,13 +1,13 @@
 //! Which activation an MLP has, by family: right values, where they come from, and refusals. Files are written here.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Fixture, Weight, assert_has, assert_starts, defaults, message, modelopt_config};
-use dualgemm_checkpoint::gguf::{GgufValue, write_to};
+use crate::common::{
+    Fixture, Weight, assert_has, assert_starts, defaults, gguf_mlps, message, modelopt_config, open_gguf,
+};
+use dualgemm_checkpoint::gguf::GgufValue;
 use dualgemm_checkpoint::write::config_to_gguf;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Family, JsonFile, MlpKind, OpenOptions, Stated, TensorOut};
+use dualgemm_checkpoint::{Checkpoint, Dtype, Family, JsonFile, MlpKind, OpenOptions, Stated, Which};
 use dualgemm_gemm::Activation;
 use serde_json::{Value, json};
 
@@ -42,26 +42,7 @@ fn f32s(numbers: &[f32]) -> GgufValue {
 
 /// The same as a GGUF file; entries without their architecture.
 fn gguf(architecture: &str, entries: &[(&str, GgufValue)]) -> Checkpoint {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    let dtype = Dtype::from_ggml(Dtype::GGML_MXFP4).unwrap();
-    let mut tensors = Vec::new();
-    for layer in 0..2 {
-        for kind in ["", "_exps", "_shexp"] {
-            for projection in ["gate", "up", "down"] {
-                let lead: &[usize] = if kind == "_exps" { &[2] } else { &[] };
-                let shape = [lead, &[32, 32]].concat();
-                let bytes = vec![120; shape.iter().product::<usize>() / 32 * 17];
-                let name = format!("blk.{layer}.ffn_{projection}{kind}.weight");
-                tensors.push(TensorOut::new(name, dtype, shape, bytes));
-            }
-        }
-    }
-    let mut metadata = vec![("general.architecture".to_owned(), GgufValue::String(architecture.into()))];
-    metadata.extend(entries.iter().map(|(key, value)| (format!("{architecture}.{key}"), value.clone())));
-    write_to(&path, &metadata, &tensors).unwrap();
-    // Mapped files outlive their names.
-    Checkpoint::open(&path, &OpenOptions::default()).unwrap()
+    open_gguf(architecture, entries, &gguf_mlps(2, &["", "_exps", "_shexp"]), &defaults())
 }
 
 /// Entries of GGUF metadata: text and lists of f32.
@@ -155,7 +136,7 @@ fn a_checkpoint_says_so_to_its_validator_and_may_be_overruled() {
     let c = gguf("bailingmoe3", &[("swiglu_clamp_exp", f32s(&[0.0, 4.0]))]);
     assert!(c.validate().iter().all(|f| f.rule.id != "activation"), "{:?}", c.validate());
     // Without a configuration at all.
-    let mut f = common::modelopt(json!({}), Some(1.0));
+    let mut f = crate::common::modelopt(json!({}), Some(1.0));
     f.config = None;
     f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "NVFP4" } }));
     let e = refusal(&f.open(&defaults()).unwrap(), 0, Dense);
@@ -204,7 +185,7 @@ fn assert_fused(model_type: &str, mlp: &str, projection: &str, up_first: bool) {
     let mut f = Fixture::with(config);
     f.modelopt(&format!("model.layers.0.{mlp}.{projection}"), &both, 1e-3, Some(1.0));
     let c = f.open(&defaults()).unwrap();
-    let source = if mlp == "mlp" { c.gate_up_source(0) } else { c.shared_gate_up_source(0) };
+    let source = c.gate_up_source(0, if mlp == "mlp" { Which::Dense } else { Which::Shared });
     let read = source.and_then(|source| source.read()).unwrap_or_else(|e| panic!("{model_type}: {e}"));
     gate.assert_is(&read.gate);
     up.assert_is(&read.up);
@@ -229,7 +210,7 @@ fn fused_modules_are_read_in_the_order_of_their_family() {
         f.tensor(&format!("model.layers.0.block_sparse_moe.input_linear.{ending}")).shape = shape;
     }
     let c = f.open(&defaults()).unwrap();
-    let read = c.experts(0).unwrap().gate_up(1).unwrap();
+    let read = crate::common::expert(&c, 0, 1).unwrap();
     gate.assert_is(&read.gate);
     up.assert_is(&read.up);
     // Where no family says so, the order is asked for.

@@ -1,11 +1,12 @@
 //! Operands and results in files.
 
-mod common;
-
-use common::{Fixture, Weight, assert_starts};
+use crate::common::{Fixture, Weight, assert_starts};
+use dualgemm_checkpoint::activations::read;
 use dualgemm_checkpoint::safetensors::serialize;
-use dualgemm_checkpoint::{Activations, Dtype, TensorFiles};
+use dualgemm_checkpoint::write::write_activations;
+use dualgemm_checkpoint::{Dtype, TensorFiles};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::AOperand;
 use half::{bf16, f16};
 
 fn files(f: &Fixture) -> (tempfile::TempDir, TensorFiles) {
@@ -18,7 +19,7 @@ fn files(f: &Fixture) -> (tempfile::TempDir, TensorFiles) {
 
 fn read_error(f: &Fixture, tensor: Option<&str>) -> String {
     let (_dir, files) = files(f);
-    common::message(&Activations::read(&files, tensor).unwrap_err())
+    crate::common::message(&read(&files, tensor).unwrap_err())
 }
 
 fn triple() -> Fixture {
@@ -43,18 +44,18 @@ fn results_round_trip_in_every_type_exact() {
         FloatMatrix::F16(Matrix::new("c", 4, 10, f16s).unwrap()),
         FloatMatrix::Bf16(Matrix::new("c", 4, 10, bf16s).unwrap()),
     ] {
-        let c = Activations::Float(float);
-        c.write(&path, "c").unwrap();
+        let c = AOperand::Float(float);
+        write_activations(&path, "c", &c).unwrap();
         let files = TensorFiles::open(&path).unwrap();
-        assert_eq!(Activations::read(&files, Some("c")).unwrap(), c);
+        assert_eq!(read(&files, Some("c")).unwrap(), c);
     }
     // Bytes between the rows of a view are not written.
     let view = FloatMatrix::F32(Matrix::strided("c", 4, 8, 10, values).unwrap());
-    Activations::Float(view.clone()).write(&path, "c").unwrap();
+    write_activations(&path, "c", &AOperand::Float(view.clone())).unwrap();
     let files = TensorFiles::open(&path).unwrap();
-    let Activations::Float(read) = Activations::read(&files, None).unwrap() else { panic!("floats") };
-    assert_eq!((read.rows(), read.cols()), (4, 8));
-    assert!((0..4).all(|r| (0..8).all(|c| read.value(r, c) == view.value(r, c))));
+    let AOperand::Float(found) = read(&files, None).unwrap() else { panic!("floats") };
+    assert_eq!((found.rows(), found.cols()), (4, 8));
+    assert!((0..4).all(|r| (0..8).all(|c| found.value(r, c) == view.value(r, c))));
 }
 
 #[test]
@@ -75,12 +76,10 @@ fn quantized_results_round_trip_in_every_scale_layout_exact() {
     )
     .unwrap();
     for layout in ScaleLayout::ALL {
-        let c = Activations::Quantized(linear.clone().with_scale_layout(layout));
-        c.write(&path, "c").unwrap();
+        let c = AOperand::Quantized(linear.clone().with_scale_layout(layout));
+        write_activations(&path, "c", &c).unwrap();
         let files = TensorFiles::open(&path).unwrap();
-        let Activations::Quantized(read) = Activations::read(&files, None).unwrap() else {
-            panic!("the triple")
-        };
+        let AOperand::Quantized(read) = read(&files, None).unwrap() else { panic!("the triple") };
         w.assert_is(&read);
         assert_eq!((read.scale_layout(), read.global_scale()), (layout, global));
     }
@@ -91,8 +90,8 @@ fn a_triple_is_found_among_other_tensors() {
     let mut f = triple();
     f.f32("reference", &[2, 2], &[0.0; 4]);
     let (_dir, files) = files(&f);
-    assert!(matches!(Activations::read(&files, None), Ok(Activations::Quantized(q)) if q.rows() == 5));
-    assert!(matches!(Activations::read(&files, Some("reference")), Ok(Activations::Float(_))));
+    assert!(matches!(read(&files, None), Ok(AOperand::Quantized(q)) if q.rows() == 5));
+    assert!(matches!(read(&files, Some("reference")), Ok(AOperand::Float(_))));
 }
 
 #[test]

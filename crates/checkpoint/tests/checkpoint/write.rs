@@ -1,14 +1,12 @@
 //! Written checkpoints, read back.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod refused;
 
 use std::collections::BTreeSet;
 
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
-use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, Half, OpenOptions, TensorFiles, validate};
+use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, Half, OpenOptions, TensorFiles, Which, validate};
 use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
 use serde_json::{Value, json};
 
@@ -133,7 +131,7 @@ fn gguf_holds_the_gated_mlps_and_reports_the_rest() {
     let (g, report) = convert(&a, &path, Output::Gguf);
     assert_same_layer(&a, &g);
     assert_eq!(g.gate_up(0).unwrap().gate.global_scale(), a.gate_up(0).unwrap().gate.global_scale());
-    assert!(g.gate_up(0).unwrap().input_scales().unwrap().is_some());
+    assert!(input_scales(&g).unwrap().is_some());
     assert!(report.skipped.iter().any(|n| n == "model.layers.0.self_attn.q_proj"));
     assert!(report.skipped.iter().any(|n| n == "model.embed_tokens.weight"));
     // The producer's own GGUF has the same bytes.
@@ -158,14 +156,14 @@ fn a_lone_file_carries_its_configuration() {
         assert_eq!(report.files, [path]);
         assert_eq!(b.convention().name, output.name());
         assert_same_layer(&a, &b);
-        assert!(b.gate_up(0).unwrap().input_scales().unwrap().is_some());
+        assert!(input_scales(&b).unwrap().is_some());
     }
 }
 
 #[test]
 fn fused_and_stacked_experts_are_taken_apart() {
     let dir = tempfile::tempdir().unwrap();
-    let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
+    let mut f = w4a16();
     let weights: Vec<Weight> = (0..2).map(|e| Weight::new(e, 96, 64)).collect();
     let downs: Vec<Weight> = (0..2).map(|e| Weight::new(20 + e, 64, 48)).collect();
     let name = "model.layers.3.mlp.experts";
@@ -181,14 +179,15 @@ fn fused_and_stacked_experts_are_taken_apart() {
     let a = f.open(&options).unwrap();
     for output in [Output::Modelopt, Output::CompressedTensors] {
         let (b, _) = convert(&a, &dir.path().join(output.name()), output);
-        let (x, y) = (a.experts(3).unwrap(), b.experts(3).unwrap());
-        assert_eq!(y.ids(), [0, 1]);
+        assert_eq!(b.experts(3).unwrap(), [0, 1]);
         assert!(b.files().get(&format!("{name}.1.gate_proj.weight_scale")).is_some());
         for e in 0..2 {
-            weights[e].rows_at(0..48).assert_is(&y.gate_up(e).unwrap().up);
-            weights[e].rows_at(48..96).assert_is(&y.gate_up(e).unwrap().gate);
-            downs[e].assert_is(&y.down(e).unwrap().weight);
-            assert_eq!(x.gate_up(e).unwrap().bias, y.gate_up(e).unwrap().bias);
+            let (x, y) = (expert(&a, 3, e).unwrap(), expert(&b, 3, e).unwrap());
+            weights[e].rows_at(0..48).assert_is(&y.up);
+            weights[e].rows_at(48..96).assert_is(&y.gate);
+            downs[e].assert_is(&expert_down(&b, 3, e).unwrap().weight);
+            assert!(x.gate_bias.is_some());
+            assert_eq!((x.gate_bias, x.up_bias), (y.gate_bias, y.up_bias));
         }
     }
 }
@@ -235,12 +234,11 @@ fn experts_become_one_gguf_tensor_and_come_back() {
     assert_eq!(g.files().get("blk.2.ffn_gate_exps.weight").unwrap().shape, [3, 64, 64]);
     let (hf, _) = convert(&g, &dir.path().join("hf"), Output::CompressedTensors);
     for c in [&g, &hf] {
-        let experts = c.experts(2).unwrap();
         for e in 0..3 {
-            let mlp = experts.gate_up(e).unwrap();
+            let mlp = expert(c, 2, e).unwrap();
             Weight::new(10 * e as u64, 64, 64).assert_is(&mlp.gate);
             Weight::new(10 * e as u64 + 1, 64, 64).assert_is(&mlp.up);
-            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&experts.down(e).unwrap().weight);
+            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&expert_down(c, 2, e).unwrap().weight);
             let relative = mlp.gate.global_scale().value() / (0.001 * (e + 1) as f32);
             assert!((relative - 1.0).abs() < 1e-6);
         }
@@ -304,8 +302,8 @@ fn mixed_activation_scales_are_declared_per_module_and_scales_are_unswizzled() {
         let mlp = c.gate_up(0).unwrap();
         Weight::new(0, 130, 64).assert_is(&mlp.gate);
         assert_eq!(mlp.gate.scale_layout(), ScaleLayout::Linear);
-        assert_eq!(mlp.input_scales().unwrap().unwrap().0.value(), 0.5);
-        assert_eq!(c.down(0).unwrap().input_scale().unwrap(), None);
+        assert_eq!(input_scales(&c).unwrap().unwrap().0.value(), 0.5);
+        assert_eq!(c.down_source(0, Which::Dense).unwrap().input_scale().unwrap(), None);
     }
 }
 
@@ -317,7 +315,7 @@ fn long_matrices_are_written_in_runs_exact() {
     for (swizzled, order) in
         [(false, GateUpOrder::UpGate), (true, GateUpOrder::UpGate), (true, GateUpOrder::UpGate64)]
     {
-        let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
+        let mut f = w4a16();
         f.modelopt_fused(&fused, swizzled);
         let a = f.open(&OpenOptions { gate_up_order: Some(order), ..defaults() }).unwrap();
         let name = format!("{}-{swizzled}", order.name());

@@ -1,8 +1,6 @@
 //! A configuration fixture for every way a producer declares its tensors.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::write::Output;
 use dualgemm_checkpoint::{BadInputScale, Checkpoint, Dtype, OpenOptions};
 use serde_json::{Value, json};
@@ -35,10 +33,10 @@ fn unusable_tensor_scales_are_refused_by_name() {
         let mut f = compressed(config, Some(8.0));
         f.tensor(&format!("{UP}.input_global_scale")).data = bad.to_le_bytes().to_vec().into();
         let c = f.open(&defaults()).unwrap();
-        let e = c.gate_up(0).unwrap().input_scales().unwrap_err().to_string();
+        let e = input_scales(&c).unwrap_err().to_string();
         assert_starts(&e, &format!("{UP}.input_global_scale: holds {bad}; an activation scale must"));
         let c = f.open(&OpenOptions { bad_input_scale: BadInputScale::One, ..defaults() }).unwrap();
-        let (gate, up) = c.gate_up(0).unwrap().input_scales().unwrap().unwrap();
+        let (gate, up) = input_scales(&c).unwrap().unwrap();
         assert_eq!([gate.value(), up.value()], [0.125, 1.0]);
     }
 }
@@ -68,11 +66,10 @@ fn compressed_tensors_experts_in_one_tensor_have_endings_of_their_own() {
         f.f32(&format!("{name}_global_scale"), &[2, 1], &[500.0, 250.0]);
     }
     let c = f.open(&defaults()).unwrap();
-    let experts = c.experts(0).unwrap();
-    let mlp = experts.gate_up(1).unwrap();
+    let mlp = expert(&c, 0, 1).unwrap();
     both.rows_at(64..96).assert_is(&mlp.gate);
     both.rows_at(96..128).assert_is(&mlp.up);
     assert_eq!(mlp.up.global_scale().value(), 1.0 / 250.0);
-    down.rows_at(0..32).assert_is(&experts.down(0).unwrap().weight);
+    down.rows_at(0..32).assert_is(&expert_down(&c, 0, 0).unwrap().weight);
     assert_eq!(rules(&c), [""; 0]);
 }

@@ -1,8 +1,6 @@
 //! How codes and scales are stored: swizzled, padded, flat, swapped, in typed and untyped bytes.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::{Checkpoint, Dtype, NibbleOrder, OpenOptions};
 use dualgemm_formats::ScaleLayout;
 use serde_json::{Value, json};
@@ -83,7 +81,7 @@ fn comfyui_scales_and_nibbles_are_read_in_their_own_order() {
         assert_eq!(mlp.gate.scale_layout(), ScaleLayout::Sf128x4);
         Weight::new(11, 100, 64).assert_is(&mlp.gate);
         Weight::new(12, 100, 64).assert_is(&mlp.up);
-        assert!(mlp.input_scales().unwrap().is_some());
+        assert!(input_scales(&c).unwrap().is_some());
         let options = OpenOptions { nibble_order: Some(NibbleOrder::LoHi), ..defaults() };
         let swapped = Weight::new(11, 100, 64).codes[0].rotate_left(4);
         assert_eq!(f.open(&options).unwrap().gate_up(0).unwrap().gate.row_codes(0)[0], swapped);
@@ -117,7 +115,7 @@ fn padded_scales_under_a_linear_convention_are_refused_with_the_way_out() {
 fn flat_byte_scales_are_in_the_kernel_s_order() {
     for rows in [100, 128] {
         let w = Weight::new(21, rows, 64);
-        let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
+        let mut f = w4a16();
         for m in [GATE, UP] {
             f.modelopt(m, &w, 1e-3, None);
             let scale = f.tensor(&format!("{m}.weight_scale"));

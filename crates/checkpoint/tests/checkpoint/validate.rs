@@ -1,9 +1,7 @@
 //! What the rules of the validator find beside the cases of `cases.txt`: in directories, padding and real scales.
 
-mod common;
-
-use common::{DOWN, Fixture, GATE, UP, Weight, defaults, modelopt_config, testdata};
-use dualgemm_checkpoint::validate::{Finding, RULES, Severity};
+use crate::common::{DOWN, Fixture, GATE, UP, Weight, defaults, findings, modelopt_config, testdata};
+use dualgemm_checkpoint::validate::{RULES, Severity};
 use dualgemm_checkpoint::{Checkpoint, OpenOptions, TensorFiles, validate};
 use dualgemm_formats::ScaleLayout;
 use serde_json::json;
@@ -14,12 +12,6 @@ fn healthy() -> Fixture {
         f.modelopt(module, &Weight::new(seed, 64, 64), 1e-3, Some(0.5));
     }
     f
-}
-
-fn findings(f: &Fixture) -> Vec<Finding> {
-    let dir = tempfile::tempdir().unwrap();
-    f.write(dir.path());
-    validate(dir.path(), &defaults())
 }
 
 #[track_caller]

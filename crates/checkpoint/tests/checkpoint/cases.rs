@@ -1,14 +1,11 @@
 //! Small checkpoints, what is changed in them, and what reading them gives: the cases of `cases.txt`, which says how they are
 //! written.
 
-mod common;
-
 use std::str::FromStr;
 
-use common::*;
-use dualgemm_checkpoint::validate::Finding;
+use crate::common::*;
 use dualgemm_checkpoint::write::Output;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error};
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, Which};
 use serde_json::Value;
 
 fn parse<T: FromStr>(word: &str) -> T {
@@ -142,12 +139,6 @@ fn said<T>(found: Result<T, Error>) -> String {
     found.map_or_else(|e| message(&e), |_| "ok".into())
 }
 
-fn findings(f: &Fixture) -> Vec<Finding> {
-    let dir = tempfile::tempdir().unwrap();
-    f.write(dir.path());
-    dualgemm_checkpoint::validate(dir.path(), &defaults())
-}
-
 fn check(f: &Fixture, line: &str) {
     let (what, rest) = line.split_once(' ').unwrap_or((line, ""));
     let open = || f.open(&defaults());
@@ -172,10 +163,12 @@ fn check(f: &Fixture, line: &str) {
             Weight::with_block(seed as u64, rows, k, block).assert_is(&m);
         }
         "open" => refused(said(open()), rest),
-        "down-input" => refused(said(open().unwrap().down(0).unwrap().input_scale()), rest),
+        "down-input" => {
+            refused(said(open().unwrap().down_source(0, Which::Dense).unwrap().input_scale()), rest)
+        }
         "gate-up" => refused(said(open().and_then(|c| c.gate_up(0).map(drop))), rest),
         "down" => refused(said(open().unwrap().down(0)), rest),
-        "input" => refused(said(open().unwrap().gate_up(0).unwrap().input_scales()), rest),
+        "input" => refused(said(input_scales(&open().unwrap())), rest),
         "linear" => {
             let (name, pattern) = rest.split_once(' ').unwrap();
             refused(linear(&open().unwrap(), name), pattern);

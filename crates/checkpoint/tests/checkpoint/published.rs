@@ -1,33 +1,18 @@
 //! Checkpoints in the forms in which models are published, beyond the conventions' own rules.
 
-mod common;
-
-use common::*;
-use dualgemm_checkpoint::{Checkpoint, Dtype, MlpKind};
+use crate::common::*;
+use dualgemm_checkpoint::{Checkpoint, Dtype, MlpKind, Which};
 use dualgemm_formats::BlockFormat;
 use serde_json::{Value, json};
-
-/// Every projection of an MLP, each with a seed of its own.
-fn mlp(path: &str, seed: u64, block: usize, mut put: impl FnMut(&str, &Weight)) {
-    for (i, projection) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
-        put(&format!("{path}.{projection}"), &Weight::with_block(seed + i as u64, 64, 64, block));
-    }
-}
-
-fn w4a16() -> Fixture {
-    Fixture::with(modelopt_config("W4A16_NVFP4"))
-}
 
 #[test]
 fn shared_experts_are_known_by_every_name() {
     for name in ["share_expert", "mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp"] {
         let mut f = w4a16();
-        mlp(&format!("model.layers.1.{name}"), 1, 16, |module, w| {
-            f.modelopt(module, w, 1e-3, None);
-        });
+        f.modules(&format!("model.layers.1.{name}"), &PROJECTIONS, 1);
         let c = f.open(&defaults()).unwrap();
-        Weight::new(1, 64, 64).assert_is(&c.shared_gate_up_source(1).unwrap().read().unwrap().gate);
-        Weight::new(3, 64, 64).assert_is(&c.shared_down_source(1).unwrap().read().unwrap().weight);
+        Weight::new(1, 64, 64).assert_is(&c.gate_up_source(1, Which::Shared).unwrap().read().unwrap().gate);
+        Weight::new(3, 64, 64).assert_is(&c.down_source(1, Which::Shared).unwrap().read().unwrap().weight);
     }
 }
 
@@ -43,7 +28,7 @@ fn experts_in_one_tensor_for_gate_and_one_for_up_are_read() {
         f.f32(&format!("{module}.weight_scale_2"), &[2], &[0.25, 0.5]);
     }
     let c = f.open(&defaults()).unwrap();
-    let both = c.experts(3).unwrap().gate_up(1).unwrap();
+    let both = expert(&c, 3, 1).unwrap();
     Weight::new(2, 64, 64).assert_is(&both.gate);
     Weight::new(4, 64, 64).assert_is(&both.up);
     assert_eq!(both.up.global_scale().value(), 0.5);
@@ -82,7 +67,7 @@ fn mistral_keeps_its_configuration_in_params_json_and_its_tensors_in_consolidate
         std::fs::rename(dir.path().join("model.safetensors"), &own).unwrap();
         for path in [dir.path(), &own] {
             let c = Checkpoint::open(path, &defaults()).unwrap();
-            let both = c.experts(0).unwrap().gate_up(0).unwrap();
+            let both = expert(&c, 0, 0).unwrap();
             Weight::new(1, 64, 64).assert_is(&both.gate);
             Weight::new(2, 64, 64).assert_is(&both.up);
         }
@@ -113,11 +98,14 @@ fn deepseek_keeps_experts_in_mxfp4_beside_fp8() {
         f.config = Some(config);
         let c = f.open(&defaults()).unwrap();
         assert_eq!(c.convention().name, "deepseek");
-        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        let both = expert(&c, 0, 0).unwrap();
         assert_eq!((both.gate.format(), both.gate.k()), (BlockFormat::Mxfp4, 64));
         Weight::with_block(1, 64, 64, 32).assert_is(&both.gate);
         Weight::with_block(2, 64, 64, 32).assert_is(&both.up);
-        assert_has(&c.shared_gate_up_source(0).unwrap_err().to_string(), "is not quantized: fp8 in blocks");
+        assert_has(
+            &c.gate_up_source(0, Which::Shared).unwrap_err().to_string(),
+            "is not quantized: fp8 in blocks",
+        );
         assert!(c.validate().is_empty(), "{:?}", c.validate());
     }
     f.config.as_mut().unwrap()["quantization_config"]["expert_dtype"] = json!("fp8");
@@ -130,10 +118,11 @@ fn mlx_packs_eight_codes_in_a_word() {
         let quantization = json!({ "group_size": block, "bits": 4, "mode": mode,
             "lm_head": { "group_size": 64, "bits": 8, "mode": "affine" }, "model.layers.0.mlp.gate": false });
         let mut f = Fixture::default();
-        mlp("model.layers.0.mlp", 1, block, |module, w| {
-            f.add(&format!("{module}.weight"), Dtype::U32, &[64, 8], w.codes.clone());
-            f.add(&format!("{module}.scales"), dtype, &[64, 64 / block], w.scales.clone());
-        });
+        for (p, seed) in PROJECTIONS.iter().zip(1..) {
+            let (module, w) = (format!("model.layers.0.mlp.{p}"), Weight::with_block(seed, 64, 64, block));
+            f.add(&format!("{module}.weight"), Dtype::U32, &[64, 8], w.codes);
+            f.add(&format!("{module}.scales"), dtype, &[64, 64 / block], w.scales);
+        }
         let experts = [5, 6].map(|seed| Weight::with_block(seed, 64, 64, block));
         for p in ["gate_proj", "up_proj"] {
             let module = format!("model.layers.1.mlp.switch_mlp.{p}");
@@ -153,7 +142,7 @@ fn mlx_packs_eight_codes_in_a_word() {
             Weight::with_block(2, 64, 64, block).assert_is(&both.up);
             assert_eq!(both.gate.global_scale().value(), 1.0);
             assert_eq!(c.mlps()[1].kind, MlpKind::Experts);
-            experts[1].assert_is(&c.experts(1).unwrap().gate_up(1).unwrap().up);
+            experts[1].assert_is(&expert(&c, 1, 1).unwrap().up);
             assert!(c.validate().is_empty(), "{:?}", c.validate());
         }
         f.config = Some(json!({ "quantization": { "group_size": 64, "bits": 4, "mode": mode } }));

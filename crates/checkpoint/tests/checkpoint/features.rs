@@ -1,38 +1,39 @@
 //! A run of features is the same run of the whole, however the file stores it.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use dualgemm_checkpoint::{
-    Checkpoint, Dtype, GateUp, GateUpOrder, GateUpSource, Half, NibbleOrder, OpenOptions,
+    Checkpoint, Dtype, GateUpOrder, GateUpSource, Half, NibbleOrder, OpenOptions, Which,
 };
-use dualgemm_formats::QuantizedMatrix;
+use dualgemm_gemm::GateUp;
 use serde_json::json;
-
-fn bytes(m: &QuantizedMatrix<'_>, rows: std::ops::Range<usize>) -> (Vec<u8>, Vec<u8>) {
-    let codes = rows.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
-    (codes, rows.flat_map(|row| (0..m.blocks()).map(move |block| m.scale_byte(row, block))).collect())
-}
 
 /// Runs that start and end at blocks, atoms and periods, and beside them.
 #[track_caller]
 fn assert_runs(source: &GateUpSource<'_>, whole: &GateUp<'_>) {
     let n = whole.gate.rows();
     assert_eq!((source.n(), source.k(), source.format()), (n, whole.gate.k(), whole.gate.format()));
-    assert_eq!(format!("{:?}", source.input_scales()), format!("{:?}", whole.input_scales()));
-    assert_eq!(source.names(), (whole.gate.name().into(), whole.up.name().into()));
-    assert_eq!(source.tensor_scales(), (whole.gate.global_scale(), whole.up.global_scale()));
-    assert_eq!(source.has_bias(), whole.bias.is_some());
+    for (source, whole, bias) in
+        [(&source.gate, &whole.gate, &whole.gate_bias), (&source.up, &whole.up, &whole.up_bias)]
+    {
+        assert_eq!((&*source.name(), source.tensor_scale), (whole.name(), whole.global_scale()));
+        assert_eq!(source.bias.as_deref(), bias.as_deref());
+    }
     for rows in
         [0..n, 0..1, 7..33, 64..128, 96..n, n - 1..n].into_iter().filter(|r| r.start < r.end && r.end <= n)
     {
         let part = source.features(rows.clone()).unwrap();
         for (part, whole) in [(&part.gate, &whole.gate), (&part.up, &whole.up)] {
             assert_eq!((part.name(), part.global_scale()), (whole.name(), whole.global_scale()));
-            assert_eq!(bytes(part, 0..rows.len()), bytes(whole, rows.clone()), "{} {rows:?}", whole.name());
+            assert_eq!(
+                part.dense_rows(0..rows.len()),
+                whole.dense_rows(rows.clone()),
+                "{} {rows:?}",
+                whole.name()
+            );
         }
-        let bias = whole.bias.as_ref().map(|(g, u)| (g[rows.clone()].to_vec(), u[rows.clone()].to_vec()));
-        assert_eq!(part.bias, bias);
+        for (part, whole) in [(&part.gate_bias, &whole.gate_bias), (&part.up_bias, &whole.up_bias)] {
+            assert_eq!(part.as_deref(), whole.as_ref().map(|bias| &bias[rows.clone()]));
+        }
     }
     assert!(source.features(3..3).is_err(), "no features are no matrix");
 }
@@ -48,11 +49,11 @@ fn of_every_real_checkpoint() {
             .unwrap();
             if name.ends_with(".gguf") && nibble_order == NibbleOrder::HiLo {
                 // Its blocks fix the order: what was asked for would be left undone.
-                let e = c.gate_up_source(0).unwrap_err().to_string();
+                let e = c.gate_up_source(0, Which::Dense).unwrap_err().to_string();
                 assert_has(&e, "swapped nibbles in a GGUF file is not supported");
                 continue;
             }
-            assert_runs(&c.gate_up_source(0).unwrap(), &c.gate_up(0).unwrap());
+            assert_runs(&c.gate_up_source(0, Which::Dense).unwrap(), &c.gate_up(0).unwrap());
         }
     }
 }
@@ -69,7 +70,7 @@ fn of_fused_tensors_in_every_order_and_scale_layout() {
             let whole = c.gate_up(0).unwrap();
             fused.rows_at((0..192).map(|r| order.fused_row(Half::Gate, r, 192))).assert_is(&whole.gate);
             fused.rows_at((0..192).map(|r| order.fused_row(Half::Up, r, 192))).assert_is(&whole.up);
-            assert_runs(&c.gate_up_source(0).unwrap(), &whole);
+            assert_runs(&c.gate_up_source(0, Which::Dense).unwrap(), &whole);
         }
     }
 }
@@ -91,9 +92,8 @@ fn of_transposed_experts_in_one_tensor() {
     );
     f.f32(&format!("{name}_weight_scale_2"), &[experts, 1, 1], &[0.001, 0.002, 0.003]);
     let c = f.open(&OpenOptions { gate_up_order: Some(GateUpOrder::GateUpRows), ..defaults() }).unwrap();
-    let experts = c.experts(0).unwrap();
-    for &e in experts.ids() {
-        assert_runs(&experts.gate_up_source(e).unwrap(), &experts.gate_up(e).unwrap());
+    for e in c.experts(0).unwrap() {
+        assert_runs(&c.gate_up_source(0, Which::Expert(e)).unwrap(), &expert(&c, 0, e).unwrap());
     }
-    assert!(experts.gate_up_source(3).is_err());
+    assert!(c.gate_up_source(0, Which::Expert(3)).is_err());
 }

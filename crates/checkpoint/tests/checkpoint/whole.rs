@@ -1,11 +1,9 @@
 //! Whole models as GGUF: names, order of rows, types, numbers and tokenizer, as llama.cpp takes them. What llama.cpp itself
 //! makes of such a file is in `python/tests/test_llama_cpp.py`.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Fixture, Weight, assert_has, defaults, message, modelopt_config, testdata};
+use crate::common::{Fixture, Weight, assert_has, defaults, message, modelopt_config, testdata};
 use dualgemm_checkpoint::gguf::GgufValue;
 use dualgemm_checkpoint::write::{Model, Output, write};
 use dualgemm_checkpoint::{Checkpoint, Dtype, TensorFiles};

@@ -1,11 +1,9 @@
 //! Bytes of written files, and agreement with the reference implementation.
 
-mod common;
-
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use common::Bytes;
+use crate::common::Bytes;
 use dualgemm_checkpoint::gguf::{Gguf, GgufValue, write_to};
 use dualgemm_checkpoint::safetensors::{Header, serialize};
 use dualgemm_checkpoint::{Dtype, TensorOut};

@@ -1,9 +1,6 @@
 //! Whole MLPs and mixtures are refused where a model has more in them than gate, up, down and a router.
 
-mod common;
-
-use common::{Fixture, Weight, assert_has, modelopt_config, refusal};
-use dualgemm_checkpoint::gguf::{GgufValue, write_to};
+use crate::common::{Fixture, Weight, assert_has, defaults, gguf_mlps, modelopt_config, open_gguf, refusal};
 use dualgemm_checkpoint::{Checkpoint, Dtype, MlpKind, OpenOptions, TensorOut};
 use dualgemm_gemm::RouterWeights;
 use serde_json::{Value, json};
@@ -127,7 +124,6 @@ fn families_say_what_multiplies_in_their_mlps() {
 
 #[test]
 fn of_a_layer_in_gguf_the_feed_forward_tensors_count() {
-    let mxfp4 = Dtype::from_ggml(Dtype::GGML_MXFP4).unwrap();
     for (beside, alone) in [
         ("attn_norm", true),
         ("ffn_norm", true),
@@ -138,25 +134,9 @@ fn of_a_layer_in_gguf_the_feed_forward_tensors_count() {
         ("ffn_up_chexps", false),
         ("ffn_latent_down", false),
     ] {
-        let mut tensors = Vec::new();
-        for kind in ["", "_exps"] {
-            for projection in ["gate", "up", "down"] {
-                let shape: &[usize] = if kind.is_empty() { &[32, 32] } else { &[2, 32, 32] };
-                let bytes = vec![120; shape.iter().product::<usize>() / 32 * 17];
-                tensors.push(TensorOut::new(
-                    format!("blk.0.ffn_{projection}{kind}.weight"),
-                    mxfp4,
-                    shape,
-                    bytes,
-                ));
-            }
-        }
+        let mut tensors = gguf_mlps(1, &["", "_exps"]);
         tensors.push(TensorOut::new(format!("blk.0.{beside}.weight"), Dtype::F32, [2], vec![0; 8]));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.gguf");
-        let metadata = [("general.architecture".into(), GgufValue::String("qwen3moe".into()))];
-        write_to(&path, &metadata, &tensors).unwrap();
-        let c = Checkpoint::open(&path, &OpenOptions::default()).unwrap();
+        let c = open_gguf("qwen3moe", &[], &tensors, &defaults());
         for found in [c.check_whole(0, Dense), c.check_whole(0, Experts), c.check_mixture(0, false)] {
             assert_eq!(found.is_ok(), alone, "{beside}: {found:?}");
         }

@@ -1,12 +1,10 @@
 //! The real checkpoints: layer 14 of SmolLM2-135M in every convention.
 
-mod common;
-
-use common::{assert_ends, assert_has};
-
-use common::testdata;
-use dualgemm_checkpoint::{Activations, Checkpoint, OpenOptions, validate};
+use crate::common::{assert_ends, assert_has, input_scales, testdata};
+use dualgemm_checkpoint::activations::read;
+use dualgemm_checkpoint::{Checkpoint, OpenOptions, Which, validate};
 use dualgemm_formats::{FloatMatrix, GlobalScaleSource, QuantizedMatrix};
+use dualgemm_gemm::AOperand;
 
 fn open(name: &str) -> Checkpoint {
     Checkpoint::open(&testdata(name), &OpenOptions::default()).unwrap()
@@ -35,10 +33,10 @@ fn every_checkpoint_opens_with_its_own_convention() {
         assert_eq!(c.layers(), [0]);
         let mlp = c.gate_up(0).unwrap();
         assert_eq!((mlp.gate.rows(), mlp.gate.k(), mlp.up.rows(), mlp.up.k()), (1536, 576, 1536, 576));
-        assert!(mlp.bias.is_none());
-        assert_eq!(mlp.input_scales().unwrap().is_some(), input, "{name}");
-        let down = c.down(0).unwrap();
-        assert_eq!((down.weight.rows(), down.weight.k()), (576, 1536));
+        assert!(mlp.gate_bias.is_none() && mlp.up_bias.is_none());
+        assert_eq!(input_scales(&c).unwrap().is_some(), input, "{name}");
+        let down = c.down_source(0, Which::Dense).unwrap();
+        assert_eq!((down.rows(), down.k()), (576, 1536));
         assert_eq!(down.input_scale().unwrap().is_some(), input, "{name}");
         let info = c.mlps();
         assert_eq!((info.len(), info[0].quantized, info[0].fused), (1, true, false));
@@ -95,7 +93,7 @@ fn scales_keep_the_file_s_own_number() {
     let held = c.files().get("model.layers.0.mlp.gate_proj.weight_global_scale").unwrap();
     let held = held.to_f32("scale").unwrap()[0];
     assert_eq!(mlp.gate.global_scale().source(), GlobalScaleSource::Divisor(held));
-    let (gate, up) = mlp.input_scales().unwrap().unwrap();
+    let (gate, up) = input_scales(&c).unwrap().unwrap();
     assert!(gate.value() < 1.0 && gate.value() == up.value());
     let m = open("modelopt-nvfp4");
     assert_eq!(m.gate_up(0).unwrap().gate.global_scale().source(), GlobalScaleSource::Multiplier);
@@ -145,13 +143,13 @@ fn float_checkpoints_are_not_taken_for_quantized_ones() {
 #[test]
 fn activations_are_found_in_float_files_and_triples() {
     let files = dualgemm_checkpoint::TensorFiles::open(&testdata("hidden-states-f32.safetensors")).unwrap();
-    let a = Activations::read(&files, None).unwrap();
+    let a = read(&files, None).unwrap();
     assert_eq!((a.rows(), a.k()), (64, 576));
-    assert!(matches!(a, Activations::Float(FloatMatrix::F32(_))));
+    assert!(matches!(a, AOperand::Float(FloatMatrix::F32(_))));
     let files =
         dualgemm_checkpoint::TensorFiles::open(&testdata("expected-modelopt-nvfp4.safetensors")).unwrap();
-    let Activations::Quantized(q) = Activations::read(&files, None).unwrap() else { panic!("the triple") };
+    let AOperand::Quantized(q) = read(&files, None).unwrap() else { panic!("the triple") };
     assert_eq!((q.rows(), q.k()), (64, 576));
-    let c = Activations::read(&files, Some("c_w4a4")).unwrap();
+    let c = read(&files, Some("c_w4a4")).unwrap();
     assert_eq!((c.rows(), c.k()), (64, 1536));
 }
