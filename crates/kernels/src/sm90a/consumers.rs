@@ -155,6 +155,9 @@ impl Fused<'_> {
     ///
     /// With K groups a warpgroup takes one block of every stage, else all of them.
     pub(super) fn multiply(&self, k: &mut Kernel, consumer: &Consumer, tile: Tile, acc: &[Reg<F32>]) {
+        if let (true, Place::Known(parity)) = (self.config.common, &consumer.place) {
+            return self.multiply_common(k, consumer, *parity, acc);
+        }
         let count = tile.block_count(k, self.blocks);
         let k_groups = self.config.k_groups;
         let per_stage = if k_groups > 1 { 1 } else { self.config.blocks_per_stage };
@@ -197,6 +200,49 @@ impl Fused<'_> {
                 multiply.advance(k);
             });
         }
+    }
+
+    /// As [`multiply`](Self::multiply) of a pair with a row group in common: its warpgroup passes the stages by that are the other
+    /// CTA's.
+    fn multiply_common(&self, k: &mut Kernel, consumer: &Consumer, parity: Reg<U32>, acc: &[Reg<F32>]) {
+        let (stage, stages) = (self.config.blocks_per_stage, self.config.stages);
+        k.comment("The other CTA has set its barrier up.");
+        k.cluster_wait();
+        let [row_group, ..] = self.place(k);
+        let which = self.common_group(k);
+        let common = k.compare(Cmp::Eq, row_group, which);
+        let (first, count) = self.half_of_common(k);
+        let first = k.select::<U32>(common, first, 0u32);
+        let count = k.select::<U32>(common, count, self.blocks);
+        let before = k.eval(first / stage);
+        let nothing = k.mov::<U32>(0u32);
+        self.pass_stages(k, consumer, nothing, before);
+        k.to(parity).eval((before / stages) & 1);
+        let any = k.compare(Cmp::Gt, count, 0u32);
+        k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, stage, count, acc));
+        k.if_(common, "common", |k| {
+            let (first, count) = self.half_of_common(k);
+            let end = k.eval((first + count).div_ceil(stage));
+            let all = k.eval(self.blocks.div_ceil(stage));
+            let more = k.compare(Cmp::Lt, end, all);
+            let more = k.compare_and(Cmp::Gt, count, 0u32, more);
+            k.comment("Whole turns of the ring: the last stage is its last.");
+            k.if_(more, "last_release", |k| self.release(k, consumer, stages - 1));
+            self.join_common(k, acc);
+            self.pass_stages(k, consumer, end, all);
+        });
+    }
+
+    /// Gives back the stages from `from`, a whole number of turns, to `to`, once they are full.
+    fn pass_stages(&self, k: &mut Kernel, consumer: &Consumer, from: Reg<U32>, to: Reg<U32>) {
+        let turn = k.eval((from / self.config.stages) & 1);
+        let at = self.ring.start(k, false);
+        k.assign(at.phase, turn);
+        k.for_range("passed_by", from, to, 1, |k, _, _| {
+            self.ring.wait_full(k, at);
+            self.ring.release(k, at, consumer.first_lane);
+            at.advance(k);
+        });
     }
 
     fn multiply_blocks(

@@ -3,6 +3,9 @@
 //! A pair that splits K (a cluster of two) exchanges halves through distributed shared memory: each CTA finishes half of
 //! the tokens.
 //!
+//! A pair with a row group in common: the first CTA has done its half of K when the kernel is half done, and leaves the sums in the
+//! second's shared memory, which adds them to its own.
+//!
 //! Stream-K: everyone but the owner of the tile's first block writes its sums to
 //! the workspace and raises a flag; the owner adds them in the order of K, so that the bits do not depend on timing.
 //!
@@ -16,6 +19,7 @@
 
 use dualgemm_ptx::builder::*;
 
+use super::config::ROW_GROUP_PLANE;
 use super::fused::Fused;
 use super::schedule::{Part, Tile};
 
@@ -55,6 +59,46 @@ impl Fused<'_> {
         }
         let token = k.eval(tile.token + rank * (self.config.tokens / 2));
         (Tile { token, ..tile }, kept)
+    }
+
+    /// Sets up the barrier of a common row group's sums. The set-up of the ring follows.
+    pub(super) fn init_common(&self, k: &mut Kernel) {
+        let Some((_, there)) = &self.layout.common else { return };
+        let thread = k.special(Special::TidX);
+        let first = k.compare(Cmp::Eq, thread, 0u32);
+        k.when(first).mbarrier_init(self.shared(there.offset), 128u32);
+    }
+
+    /// Leaves a common row group's sums with the second CTA of the pair, or adds what the first one has left to its own, in the order
+    /// of K.
+    pub(super) fn join_common(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
+        let Some((sums, there)) = &self.layout.common else { return };
+        let thread = k.special(Special::TidX);
+        let within = k.eval((thread & 127) << 4);
+        let own = k.offset(self.shared(sums.offset), within);
+        let there = self.shared(there.offset);
+        let planes = || acc.chunks_exact(4).enumerate().map(|(j, sums)| (j as u32 * ROW_GROUP_PLANE, sums));
+        let rank = k.special(Special::ClusterCtaRank);
+        let first = k.compare(Cmp::Eq, rank, 0u32);
+        k.if_else(
+            first,
+            "leave",
+            |k| {
+                let other = k.map_to_rank(own, 1u32);
+                planes().for_each(|(at, sums)| k.st_vector(other.at(at), sums));
+                let there = k.map_to_rank(there, 1u32);
+                k.mbarrier_arrive_remote_release(there);
+            },
+            |k| {
+                k.mbarrier_wait_cluster(there, 0u32, "common");
+                for (at, sums) in planes() {
+                    let more: [Reg<F32>; 4] = k.ld_vector(own.at(at));
+                    sums.iter().zip(more).for_each(|(sum, more)| {
+                        k.to(*sum).add(more, *sum);
+                    });
+                }
+            },
+        );
     }
 
     /// Writes every thread's sums where the CTA that finishes them adds them up: `[groups of 8 tokens][parts][threads]`,
@@ -119,7 +163,7 @@ impl Fused<'_> {
 
     /// Bytes of the sums of all threads for eight tokens.
     pub(super) fn plane(&self) -> u32 {
-        self.config.row_groups * 128 * 16
+        self.config.row_groups * ROW_GROUP_PLANE
     }
 
     /// All threads have written their sums: raises this CTA's flag.

@@ -45,10 +45,9 @@ impl Fused<'_> {
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let chunk = self.variant.chunk_features();
         let last = k.eval(((self.rows.n + (chunk - 1)) >> chunk.ilog2()) - 1);
-        let first = k.eval(tile.features * self.config.row_groups);
         (0..self.config.row_groups)
             .map(|group| {
-                let tile = (first + group).min(last);
+                let tile = (tile.chunk + group).min(last);
                 k.offset(weights, tile.mul_wide(self.blocks) * CHUNK_BYTES as u64)
             })
             .collect()
@@ -67,6 +66,7 @@ impl Fused<'_> {
         self.for_each_tile(k, tile, |k, tile| {
             self.as_one(k, first_lane, |k| {
                 let rows = self.weight_rows(k, tile);
+                let common = self.config.common.then(|| self.half_of_common(k));
                 let second = hold.then(|| {
                     let (first, _) = tile.block_range(k, self.blocks);
                     k.eval(first + self.config.blocks_per_stage)
@@ -77,7 +77,15 @@ impl Fused<'_> {
                         k.when(now).grid_dependency_wait();
                     }
                     let full = cursor.at.barrier(k, self.ring.full);
-                    let chunks = self.config.row_groups * CHUNK_BYTES as u32;
+                    let all = self.config.row_groups * CHUNK_BYTES as u32;
+                    // A common row group's chunks come in half of the stages.
+                    let (chunks, here) = match common {
+                        None => (k.mov::<U32>(all), None),
+                        Some((first, count)) => {
+                            let here = k.compare(Cmp::Lt, block - first, count);
+                            (k.select::<U32>(here, all, all - CHUNK_BYTES as u32), Some(here))
+                        }
+                    };
                     let bytes = match self.whole_stage_loads() {
                         // Blocks beyond K are filled with zeros, and count.
                         true => {
@@ -92,8 +100,16 @@ impl Fused<'_> {
                     let slot = k.offset(self.shared(self.layout.weights.offset), cursor.offset);
                     for (group, row) in rows.iter().enumerate() {
                         let from = k.offset(*row, from);
-                        let group = group as u32 * self.config.blocks_per_stage * CHUNK_BYTES as u32;
-                        k.bulk_load(slot.at(group), from, bytes, full, &options);
+                        let slot = slot.at(group as u32 * self.config.blocks_per_stage * CHUNK_BYTES as u32);
+                        let load = |k: &mut Kernel| k.bulk_load(slot, from, bytes, full, &options);
+                        match here {
+                            None => load(k),
+                            Some(here) => {
+                                let which = self.common_group(k);
+                                let left_out = k.compare_and(Cmp::Eq, which, group as u32, !here);
+                                k.if_(!left_out, "chunks", load);
+                            }
+                        }
                     }
                 });
             });
