@@ -113,7 +113,7 @@ impl Config {
 
     /// The configurations worth having: measured best somewhere, each for a range of tokens (see
     /// `benchmarks/record/`).
-    pub const MENU: [Config; 29] = [
+    pub const MENU: [Config; 30] = [
         Config::new(1, 8, 4, 10, 4),
         Config::new(1, 16, 4, 10, 4),
         // Weights read far ahead hold up a kernel that expands A meanwhile: fewer of them where A is nvfp4.
@@ -135,7 +135,8 @@ impl Config {
         Config::new(4, 32, 4, 3, 1),
         Config::new(4, 64, 4, 3, 1),
         Config::new(4, 64, 2, 4, 1),
-        Config::new(4, 64, 2, 5, 1).common(),
+        Config::new(4, 64, 4, 3, 1).common(),
+        Config::new(2, 128, 2, 4, 1).common(),
         Config::new(2, 128, 2, 4, 1).split_k(),
         Config::new(2, 128, 2, 4, 1),
         Config::new(2, 128, 2, 5, 1),
@@ -237,10 +238,11 @@ impl Config {
         if (grouped || scheduler != Scheduler::Grid) && self.cluster() > 1 {
             return RULES.refuse("two CTAs split K of one problem on the grid scheduler");
         }
-        if self.common && (self.k_split > 1 || self.k_groups > 1 || self.row_groups == 1 || products.apart())
-        {
-            return RULES
-                .refuse("a common row group is one of several with all of K, of products of one launch");
+        let whole = self.k_split == 1 && self.k_groups == 1 && self.blocks_per_stage.is_multiple_of(2);
+        if self.common && (!whole || self.row_groups == 1 || products.apart()) {
+            return RULES.refuse(
+                "a common row group is one of several with all of K and stages of two halves, of products of one launch",
+            );
         }
         if matches!(variant.out, Out::Nvfp4 { .. }) && !variant.aligned {
             return RULES.refuse("nvfp4 output takes whole blocks: N is a multiple of 16");
@@ -281,7 +283,8 @@ impl Config {
         RULES.check("tokens of the tile, their sums in registers", self.tokens, tokens)?;
         // A warpgroup loads its next block before it releases the one before this: with one block to a stage that takes
         // three stages.
-        let least = if self.k_groups > 1 || self.blocks_per_stage == 1 { 3 } else { 2 };
+        let of_a_stage = self.blocks_per_stage / if self.common { 2 } else { 1 };
+        let least = if self.k_groups > 1 || of_a_stage == 1 { 3 } else { 2 };
         RULES.check("stages", self.stages, Valid::range(least, MOST_STAGES))?;
         let token_tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
         let mut smem = SmemLayout::new();

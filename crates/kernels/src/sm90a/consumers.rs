@@ -52,6 +52,14 @@ impl Fused<'_> {
         if split {
             group = k.eval(k_group * CHUNK_BYTES as u32 + group);
         }
+        let skipped = self.config.common.then(|| {
+            let common = self.is_common(k);
+            let first = self.first_in_common(k);
+            k.select::<U32>(common, first, 0u32)
+        });
+        if let Some(skipped) = skipped {
+            group = k.eval(skipped * CHUNK_BYTES as u32 + group);
+        }
         let start = k.offset(self.shared(self.layout.weights.offset), group);
         let thread = k.eval((warp << 5) + self.lane);
         let codes = k.offset(start, thread << 4);
@@ -70,6 +78,9 @@ impl Fused<'_> {
         let mut low = self.first_desc(k);
         if split {
             low = k.eval(k_group * (self.config.tokens * 8) + low);
+        }
+        if let Some(skipped) = skipped {
+            low = k.eval(skipped * (self.config.tokens * 8) + low);
         }
         let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
         let desc = k.pack_64(low.cast::<B32>(), high).cast();
@@ -155,8 +166,8 @@ impl Fused<'_> {
     ///
     /// With K groups a warpgroup takes one block of every stage, else all of them.
     pub(super) fn multiply(&self, k: &mut Kernel, consumer: &Consumer, tile: Tile, acc: &[Reg<F32>]) {
-        if let (true, Place::Known(parity)) = (self.config.common, &consumer.place) {
-            return self.multiply_common(k, consumer, *parity, acc);
+        if self.config.common {
+            return self.multiply_common(k, consumer, acc);
         }
         let count = tile.block_count(k, self.blocks);
         let k_groups = self.config.k_groups;
@@ -202,47 +213,23 @@ impl Fused<'_> {
         }
     }
 
-    /// As [`multiply`](Self::multiply) of a pair with a row group in common: its warpgroup passes the stages by that are the other
-    /// CTA's.
-    fn multiply_common(&self, k: &mut Kernel, consumer: &Consumer, parity: Reg<U32>, acc: &[Reg<F32>]) {
-        let (stage, stages) = (self.config.blocks_per_stage, self.config.stages);
-        k.comment("The other CTA has set its barrier up.");
-        k.cluster_wait();
-        let [row_group, ..] = self.place(k);
-        let which = self.common_group(k);
-        let common = k.compare(Cmp::Eq, row_group, which);
-        let (first, count) = self.half_of_common(k);
-        let first = k.select::<U32>(common, first, 0u32);
-        let count = k.select::<U32>(common, count, self.blocks);
-        let before = k.eval(first / stage);
-        let nothing = k.mov::<U32>(0u32);
-        self.pass_stages(k, consumer, nothing, before);
-        k.to(parity).eval((before / stages) & 1);
-        let any = k.compare(Cmp::Gt, count, 0u32);
-        k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, stage, count, acc));
-        k.if_(common, "common", |k| {
-            let (first, count) = self.half_of_common(k);
-            let end = k.eval((first + count).div_ceil(stage));
-            let all = k.eval(self.blocks.div_ceil(stage));
-            let more = k.compare(Cmp::Lt, end, all);
-            let more = k.compare_and(Cmp::Gt, count, 0u32, more);
-            k.comment("Whole turns of the ring: the last stage is its last.");
-            k.if_(more, "last_release", |k| self.release(k, consumer, stages - 1));
-            self.join_common(k, acc);
-            self.pass_stages(k, consumer, end, all);
-        });
-    }
-
-    /// Gives back the stages from `from`, a whole number of turns, to `to`, once they are full.
-    fn pass_stages(&self, k: &mut Kernel, consumer: &Consumer, from: Reg<U32>, to: Reg<U32>) {
-        let turn = k.eval((from / self.config.stages) & 1);
-        let at = self.ring.start(k, false);
-        k.assign(at.phase, turn);
-        k.for_range("passed_by", from, to, 1, |k, _, _| {
-            self.ring.wait_full(k, at);
-            self.ring.release(k, at, consumer.first_lane);
-            at.advance(k);
-        });
+    /// As [`multiply`](Self::multiply) of a pair with a row group in common: its warpgroup has half of the blocks of each stage.
+    fn multiply_common(&self, k: &mut Kernel, consumer: &Consumer, acc: &[Reg<F32>]) {
+        let stage = self.config.blocks_per_stage;
+        let common = self.is_common(k);
+        k.if_else(
+            common,
+            "half_of_blocks",
+            |k| {
+                let last = k.eval(self.blocks % stage);
+                let of_last = self.blocks_in_common(k, last);
+                let mine = k.eval(self.blocks / stage * (stage / 2) + of_last);
+                let any = k.compare(Cmp::Gt, mine, 0u32);
+                k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, stage / 2, mine, acc));
+                self.leave_common(k, acc);
+            },
+            |k| self.multiply_blocks(k, consumer, stage, self.blocks, acc),
+        );
     }
 
     fn multiply_blocks(

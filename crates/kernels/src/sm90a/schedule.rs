@@ -109,22 +109,22 @@ impl Fused<'_> {
         Tile { token, token_end: self.m, chunk, group: None, blocks, part: None }
     }
 
-    /// Of the row group that the pair has in common, the first K block of this CTA and how many: whole turns of the ring for the
-    /// first CTA, which are about half.
-    pub(super) fn half_of_common(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
-        let turn = self.config.stages * self.config.blocks_per_stage;
-        let half = k.eval((self.blocks + turn) / (2 * turn) * turn);
+    /// Of the row group that the pair has in common, the first block of a stage that is this CTA's: the second CTA has the second half.
+    pub(super) fn first_in_common(&self, k: &mut Kernel) -> Reg<U32> {
         let rank = k.special(Special::ClusterCtaRank);
-        let upper = k.compare(Cmp::Eq, rank, 1u32);
-        let rest = k.eval(self.blocks - half);
-        (k.select::<U32>(upper, half, 0u32), k.select::<U32>(upper, rest, half))
+        k.eval(rank * (self.config.blocks_per_stage / 2))
     }
 
-    /// The row group in common: the last of the first CTA, the first of the second.
-    pub(super) fn common_group(&self, k: &mut Kernel) -> Reg<U32> {
-        let rank = k.special(Special::ClusterCtaRank);
-        let first = k.compare(Cmp::Eq, rank, 0u32);
-        k.select::<U32>(first, self.config.row_groups - 1, 0u32)
+    /// How many of the `count` blocks of a stage are this CTA's.
+    pub(super) fn blocks_in_common(&self, k: &mut Kernel, count: Reg<U32>) -> Reg<U32> {
+        let first = self.first_in_common(k);
+        k.eval((count - count.min(first)).min(self.config.blocks_per_stage / 2))
+    }
+
+    /// Whether this is the warpgroup of the row group in common, the last of either CTA.
+    pub(super) fn is_common(&self, k: &mut Kernel) -> Reg<Pred> {
+        let [row_group, ..] = self.place(k);
+        k.compare(Cmp::Eq, row_group, self.config.row_groups - 1)
     }
 
     /// The K blocks of this CTA of a pair: half of the stages, the first CTA one more if they are odd.

@@ -19,6 +19,7 @@ impl Fused<'_> {
             let (tile, acc) = self.exchange_halves(k, tile, acc);
             return self.store_whole(k, tile, &acc);
         }
+        self.add_common(k, acc);
         let Some(part) = tile.part else { return self.store_whole(k, tile, acc) };
         let thread = k.special(Special::TidX);
         k.if_else(
