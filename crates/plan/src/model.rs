@@ -79,7 +79,7 @@ pub(crate) fn estimate_us(
 /// full wave or nothing left.
 pub(crate) fn full_waves((m, n): (usize, usize), sms: u32, main: &Config, rest: &Config) -> Option<usize> {
     let (Config::Sm90a(main), Config::Sm90a(rest)) = (main, rest) else { return None };
-    let one_tile_each = |c: &Sm90a| c.ctas_per_sm == 1 && c.k_split == 1;
+    let one_tile_each = |c: &Sm90a| c.ctas_per_sm == 1 && c.cluster() == 1;
     let area = |c: &Sm90a| c.features() * c.tokens;
     if !one_tile_each(main) || !one_tile_each(rest) || area(rest) >= area(main) {
         return None;
@@ -189,9 +189,10 @@ fn grouped_us(
     config: &Sm90a,
     scheduler: Scheduler,
 ) -> f64 {
-    let (row_groups, tokens) = (f64::from(config.row_groups), f64::from(config.tokens));
+    let half = if config.common { 0.5 } else { 0.0 };
+    let (row_groups, tokens) = (f64::from(config.row_groups) - half, f64::from(config.tokens));
     let token_tiles = token_tiles(desc.m, groups, config.tokens);
-    let tiles = token_tiles * pairs(desc).div_ceil(config.features() as usize) as f64;
+    let tiles = token_tiles * f64::from(config.tiles(desc.m, pairs(desc))[1]);
     let (sms, blocks) = (f64::from(info.sm_count.max(1)), (desc.k as f64 / 64.0).ceil());
     let (split, ctas) = (f64::from(config.k_split), f64::from(config.ctas_per_sm));
     // Clocks of a K block of 64 in one tile.

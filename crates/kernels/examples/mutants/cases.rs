@@ -111,6 +111,7 @@ fn hopper() -> Vec<Case> {
         case(small, silu(), (16, 40, 592), None),
         case(config(1, 8, 4, 3, 4), silu(), (8, 40, 2512), None),
         case(small.split_k(), silu(), (16, 68, 1232), None),
+        case(config(2, 16, 2, 3, 1).common(), silu(), (16, 88, 1616), None),
         case(config(2, 8, 2, 2, 1), scheduled(Scheduler::Persistent), (9, 200, 192), Some(3)),
         case(small, scheduled(Scheduler::StreamK), (32, 300, 192), Some(4)),
         case(small, nvfp4, (16, 80, 592), None),

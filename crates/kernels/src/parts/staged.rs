@@ -57,13 +57,13 @@ impl Staged<'_> {
     }
 
     /// The tile's first `tokens` rows to C, a piece at a time: to the rows from `first` on below `end`, the features from
-    /// `feature` on. A barrier comes before. Lanes leave apart.
+    /// `feature` on below `last`. A barrier comes before. Lanes leave apart.
     pub fn copy_out(
         &self,
         k: &mut Kernel,
         tokens: u32,
         (first, end): (Reg<U32>, Reg<U32>),
-        feature: Reg<U32>,
+        (feature, last): (Reg<U32>, Reg<U32>),
     ) {
         let (rows, out) = (self.rows, self.rows.variant.out);
         let (piece_features, bytes) = (out.piece(), out.staged_bytes());
@@ -77,7 +77,7 @@ impl Staged<'_> {
             let row = k.eval(first + token);
             let inside = k.compare(Cmp::Lt, row, end);
             if let Some(quantize) = &rows.quantize {
-                let inside = k.compare_and(Cmp::Lt, feature, rows.n, inside);
+                let inside = k.compare_and(Cmp::Lt, feature, last, inside);
                 k.if_(inside, "block", |k| {
                     let quarters: [[Reg<F32>; 4]; 4] =
                         [0u32, 16, 32, 48].map(|byte| k.ld_vector(from.at(byte)));
@@ -87,7 +87,7 @@ impl Staged<'_> {
                 return;
             }
             if rows.variant.aligned {
-                let inside = k.compare_and(Cmp::Lt, feature, rows.n, inside);
+                let inside = k.compare_and(Cmp::Lt, feature, last, inside);
                 k.if_(inside, "piece", |k| {
                     let words: [Reg<B32>; 4] = k.ld_vector(from);
                     let to = rows.place(k, row, feature);
@@ -97,7 +97,7 @@ impl Staged<'_> {
             }
             for element in 0..piece_features {
                 let feature = k.eval(feature + element);
-                let inside = k.compare_and(Cmp::Lt, feature, rows.n, inside);
+                let inside = k.compare_and(Cmp::Lt, feature, last, inside);
                 k.if_(inside, "element", |k| {
                     let to = rows.place(k, row, feature);
                     let from = from.at(element * bytes);

@@ -194,6 +194,6 @@ impl CtaTile {
     /// Stores the staged tile.
     pub fn copy_out(&self, k: &mut Kernel, staged: &Staged<'_>) {
         k.bar_sync(1u32, self.shape.consumer_threads());
-        staged.copy_out(k, self.shape.tokens, (self.token, self.m), self.feature);
+        staged.copy_out(k, self.shape.tokens, (self.token, self.m), (self.feature, staged.rows.n));
     }
 }

@@ -339,7 +339,7 @@ impl<'a> Fused<'a> {
             }
         }
         k.cta_sync();
-        staged.copy_out(k, config.tokens, (self.token, self.end), self.feature);
+        staged.copy_out(k, config.tokens, (self.token, self.end), (self.feature, self.rows.n));
     }
 }
 

@@ -11,6 +11,7 @@
 
 use dualgemm_ptx::builder::*;
 
+use super::config::ROW_GROUP_PLANE;
 use super::fused::Fused;
 use super::schedule::Tile;
 use crate::parts::variant::Products;
@@ -33,8 +34,10 @@ impl Fused<'_> {
         let sums = k.ld_pointer(sums);
         let [token_tiles, _] = self.tile_counts(k);
         let groups = k.eval(token_tiles * (self.config.tokens / 8));
-        let group = tile.features * groups + (tile.token >> 3);
-        let start = k.offset(sums, group.mul_wide(self.plane()));
+        let before = k.eval(tile.chunk * groups);
+        let start = k.offset(sums, before.mul_wide(ROW_GROUP_PLANE));
+        let group = k.eval(tile.token >> 3);
+        let start = k.offset(start, group.mul_wide(self.plane()));
         k.offset(start, thread.mul_wide(8))
     }
 

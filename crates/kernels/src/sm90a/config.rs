@@ -18,6 +18,8 @@ const REGISTERS: u32 = 64 << 10;
 const MOST_REGISTERS: u32 = 232;
 /// What refuses a configuration or operands.
 pub(super) const RULES: Rules = Rules("sm90a fused");
+/// Bytes of the sums of a row group for eight tokens.
+pub(super) const ROW_GROUP_PLANE: u32 = 128 * 16;
 /// K blocks of a stage: more make it too large for two stages beside tokens worth the tile.
 const MOST_BLOCKS: u32 = 8;
 
@@ -40,6 +42,9 @@ pub struct Config {
     pub k_groups: u32,
     /// CTAs of a cluster that split K between them, 1 or 2: each finishes half of the tokens.
     pub k_split: u32,
+    /// Whether the two CTAs of a cluster have one row group in common, and half of its K each: what shares an odd number of row
+    /// groups evenly.
+    pub common: bool,
     /// CTAs that fit on a multiprocessor. With two, the next kernel's weights stream in while this one ends.
     pub ctas_per_sm: u32,
 }
@@ -55,6 +60,8 @@ pub struct Layout {
     pub tokens: SmemRegion,
     /// Weight chunks, `[stages][row_groups][blocks_per_stage]`.
     pub weights: SmemRegion,
+    /// Sums of the common row group, from the other CTA, and the barrier that says that they are there.
+    pub common: Option<(SmemRegion, SmemRegion)>,
     /// "Stage is full" barriers.
     pub full: SmemRegion,
     /// "Stage is empty" barriers.
@@ -72,7 +79,16 @@ impl Config {
         stages: u32,
         k_groups: u32,
     ) -> Self {
-        Self { row_groups, tokens, blocks_per_stage, stages, k_groups, k_split: 1, ctas_per_sm: 1 }
+        Self {
+            row_groups,
+            tokens,
+            blocks_per_stage,
+            stages,
+            k_groups,
+            k_split: 1,
+            common: false,
+            ctas_per_sm: 1,
+        }
     }
 
     /// Two CTAs per multiprocessor.
@@ -85,9 +101,19 @@ impl Config {
         Self { k_split: 2, ..self }
     }
 
+    /// Two CTAs have a row group in common.
+    pub const fn common(self) -> Self {
+        Self { common: true, ..self }
+    }
+
+    /// CTAs of a cluster.
+    pub fn cluster(&self) -> u32 {
+        if self.common { 2 } else { self.k_split }
+    }
+
     /// The configurations worth having: measured best somewhere, each for a range of tokens (see
     /// `benchmarks/record/`).
-    pub const MENU: [Config; 28] = [
+    pub const MENU: [Config; 30] = [
         Config::new(1, 8, 4, 10, 4),
         Config::new(1, 16, 4, 10, 4),
         // Weights read far ahead hold up a kernel that expands A meanwhile: fewer of them where A is nvfp4.
@@ -109,6 +135,8 @@ impl Config {
         Config::new(4, 32, 4, 3, 1),
         Config::new(4, 64, 4, 3, 1),
         Config::new(4, 64, 2, 4, 1),
+        Config::new(4, 64, 4, 3, 1).common(),
+        Config::new(2, 128, 2, 4, 1).common(),
         Config::new(2, 128, 2, 4, 1).split_k(),
         Config::new(2, 128, 2, 4, 1),
         Config::new(2, 128, 2, 5, 1),
@@ -124,7 +152,7 @@ impl Config {
     /// tile.
     pub fn for_tokens(m: usize) -> Config {
         let [.., largest] = Self::MENU;
-        let fits = |config: &Config| config.k_split == 1 && config.tokens as usize >= m;
+        let fits = |config: &Config| config.cluster() == 1 && config.tokens as usize >= m;
         Self::MENU.into_iter().find(fits).unwrap_or(largest)
     }
 
@@ -207,8 +235,14 @@ impl Config {
         if products.apart() && (grouped || scheduler != Scheduler::Grid) {
             return RULES.refuse("gate and up apart are products of one problem on the grid scheduler");
         }
-        if (grouped || scheduler != Scheduler::Grid) && self.k_split > 1 {
+        if (grouped || scheduler != Scheduler::Grid) && self.cluster() > 1 {
             return RULES.refuse("two CTAs split K of one problem on the grid scheduler");
+        }
+        let whole = self.k_split == 1 && self.k_groups == 1 && self.blocks_per_stage.is_multiple_of(2);
+        if self.common && (!whole || self.row_groups == 1 || products.apart()) {
+            return RULES.refuse(
+                "a common row group is one of several with all of K and stages of two halves, of products of one launch",
+            );
         }
         if matches!(variant.out, Out::Nvfp4 { .. }) && !variant.aligned {
             return RULES.refuse("nvfp4 output takes whole blocks: N is a multiple of 16");
@@ -249,7 +283,8 @@ impl Config {
         RULES.check("tokens of the tile, their sums in registers", self.tokens, tokens)?;
         // A warpgroup loads its next block before it releases the one before this: with one block to a stage that takes
         // three stages.
-        let least = if self.k_groups > 1 || self.blocks_per_stage == 1 { 3 } else { 2 };
+        let of_a_stage = self.blocks_per_stage / if self.common { 2 } else { 1 };
+        let least = if self.k_groups > 1 || of_a_stage == 1 { 3 } else { 2 };
         RULES.check("stages", self.stages, Valid::range(least, MOST_STAGES))?;
         let token_tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
         let mut smem = SmemLayout::new();
@@ -265,15 +300,33 @@ impl Config {
             }
             Scheduler::Persistent | Scheduler::StreamK => smem.alloc("epilogue", epilogue_bytes, 16).offset,
         };
+        let common = self.common.then(|| {
+            let sums = smem.alloc("common_sums", self.token_groups() * ROW_GROUP_PLANE, 16);
+            (sums, smem.mbarriers("common", 1))
+        });
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
         let most = SHARED_DATACENTER.min(SHARED_OF_SM / self.ctas_per_sm - SHARED_RESERVED);
         RULES.shared(smem.bytes(), most)?;
-        Ok(Layout { smem, epilogue, tokens, weights, full, empty, token_tile })
+        Ok(Layout { smem, epilogue, tokens, weights, common, full, empty, token_tile })
     }
 
-    /// Tiles along the tokens and along the features.
+    /// Tiles along the tokens and along the features, two of these for each pair that has a row group in common.
     pub fn tiles(&self, m: usize, n: usize) -> [u32; 2] {
-        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features() as usize) as u32]
+        let along_features = match self.common {
+            false => n.div_ceil(self.features() as usize),
+            true => 2 * n.div_ceil(self.pair_groups() as usize * CHUNK_FEATURES),
+        };
+        [m.div_ceil(self.tokens as usize) as u32, along_features as u32]
+    }
+
+    /// Row groups of a pair that has one in common.
+    pub(super) fn pair_groups(&self) -> u32 {
+        2 * self.row_groups - 1
+    }
+
+    /// Groups of eight tokens.
+    pub(super) fn token_groups(&self) -> u32 {
+        self.tokens / 8
     }
 
     /// Whether one instruction loads the tokens of a whole stage, where K allows it. Measured: 12 to 15 % less time at up
@@ -290,7 +343,11 @@ impl Config {
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
         let Self { row_groups, tokens, blocks_per_stage, stages, k_groups, .. } = self;
-        let split = if self.k_split > 1 { "_split2" } else { "" };
+        let split = match (self.k_split, self.common) {
+            (1, false) => "",
+            (1, true) => "_common",
+            _ => "_split2",
+        };
         let ctas = if self.ctas_per_sm > 1 { "_2perSM" } else { "" };
         format!(
             "sm90a_fused_{}x{tokens}_b{blocks_per_stage}_s{stages}_kg{k_groups}{split}{ctas}",

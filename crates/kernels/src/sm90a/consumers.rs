@@ -52,6 +52,14 @@ impl Fused<'_> {
         if split {
             group = k.eval(k_group * CHUNK_BYTES as u32 + group);
         }
+        let skipped = self.config.common.then(|| {
+            let common = self.is_common(k);
+            let first = self.first_in_common(k);
+            k.select::<U32>(common, first, 0u32)
+        });
+        if let Some(skipped) = skipped {
+            group = k.eval(skipped * CHUNK_BYTES as u32 + group);
+        }
         let start = k.offset(self.shared(self.layout.weights.offset), group);
         let thread = k.eval((warp << 5) + self.lane);
         let codes = k.offset(start, thread << 4);
@@ -70,6 +78,9 @@ impl Fused<'_> {
         let mut low = self.first_desc(k);
         if split {
             low = k.eval(k_group * (self.config.tokens * 8) + low);
+        }
+        if let Some(skipped) = skipped {
+            low = k.eval(skipped * (self.config.tokens * 8) + low);
         }
         let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
         let desc = k.pack_64(low.cast::<B32>(), high).cast();
@@ -155,6 +166,9 @@ impl Fused<'_> {
     ///
     /// With K groups a warpgroup takes one block of every stage, else all of them.
     pub(super) fn multiply(&self, k: &mut Kernel, consumer: &Consumer, tile: Tile, acc: &[Reg<F32>]) {
+        if self.config.common {
+            return self.multiply_common(k, consumer, acc);
+        }
         let count = tile.block_count(k, self.blocks);
         let k_groups = self.config.k_groups;
         let per_stage = if k_groups > 1 { 1 } else { self.config.blocks_per_stage };
@@ -197,6 +211,25 @@ impl Fused<'_> {
                 multiply.advance(k);
             });
         }
+    }
+
+    /// As [`multiply`](Self::multiply) of a pair with a row group in common: its warpgroup has half of the blocks of each stage.
+    fn multiply_common(&self, k: &mut Kernel, consumer: &Consumer, acc: &[Reg<F32>]) {
+        let stage = self.config.blocks_per_stage;
+        let common = self.is_common(k);
+        k.if_else(
+            common,
+            "half_of_blocks",
+            |k| {
+                let last = k.eval(self.blocks % stage);
+                let of_last = self.blocks_in_common(k, last);
+                let mine = k.eval(self.blocks / stage * (stage / 2) + of_last);
+                let any = k.compare(Cmp::Gt, mine, 0u32);
+                k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, stage / 2, mine, acc));
+                self.leave_common(k, acc);
+            },
+            |k| self.multiply_blocks(k, consumer, stage, self.blocks, acc),
+        );
     }
 
     fn multiply_blocks(

@@ -3,6 +3,9 @@
 //! A pair that splits K (a cluster of two) exchanges halves through distributed shared memory: each CTA finishes half of
 //! the tokens.
 //!
+//! A pair with a row group in common: the first CTA leaves the sums of its half of K in the second's shared memory, which adds them
+//! to its own when all of its warpgroups have multiplied; the others' activations hide the way.
+//!
 //! Stream-K: everyone but the owner of the tile's first block writes its sums to
 //! the workspace and raises a flag; the owner adds them in the order of K, so that the bits do not depend on timing.
 //!
@@ -16,6 +19,7 @@
 
 use dualgemm_ptx::builder::*;
 
+use super::config::ROW_GROUP_PLANE;
 use super::fused::Fused;
 use super::schedule::{Part, Tile};
 
@@ -55,6 +59,56 @@ impl Fused<'_> {
         }
         let token = k.eval(tile.token + rank * (self.config.tokens / 2));
         (Tile { token, ..tile }, kept)
+    }
+
+    /// Sets up the barrier of a common row group's sums. The set-up of the ring follows.
+    pub(super) fn init_common(&self, k: &mut Kernel) {
+        let Some((_, there)) = &self.layout.common else { return };
+        let thread = k.special(Special::TidX);
+        let first = k.compare(Cmp::Eq, thread, 0u32);
+        k.when(first).mbarrier_init(self.shared(there.offset), 128u32);
+    }
+
+    /// Where this thread's sums of a common row group are, in the second CTA of the pair, and the barrier that says so.
+    fn common_sums(&self, k: &mut Kernel) -> Option<[Addr<Shared>; 2]> {
+        let (sums, there) = self.layout.common.as_ref()?;
+        let thread = k.special(Special::TidX);
+        let within = k.eval((thread & 127) << 4);
+        Some([k.offset(self.shared(sums.offset), within), self.shared(there.offset)])
+    }
+
+    /// The first CTA of a pair leaves a common row group's sums with the second.
+    pub(super) fn leave_common(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
+        let Some([sums, there]) = self.common_sums(k) else { return };
+        let rank = k.special(Special::ClusterCtaRank);
+        let first = k.compare(Cmp::Eq, rank, 0u32);
+        k.if_(first, "leave", |k| {
+            k.comment("The second CTA has set its barrier up.");
+            k.cluster_wait();
+            let sums = k.map_to_rank(sums, 1u32);
+            for (j, four) in acc.chunks_exact(4).enumerate() {
+                k.st_vector(sums.at(j as u32 * ROW_GROUP_PLANE), four);
+            }
+            let there = k.map_to_rank(there, 1u32);
+            k.mbarrier_arrive_remote_release(there);
+        });
+    }
+
+    /// The second adds them to its own.
+    pub(super) fn add_common(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
+        let Some([sums, there]) = self.common_sums(k) else { return };
+        let rank = k.special(Special::ClusterCtaRank);
+        let common = self.is_common(k);
+        let adds = k.compare_and(Cmp::Eq, rank, 1u32, common);
+        k.if_(adds, "add_common", |k| {
+            k.mbarrier_wait_cluster(there, 0u32, "common");
+            for (j, four) in acc.chunks_exact(4).enumerate() {
+                let more: [Reg<F32>; 4] = k.ld_vector(sums.at(j as u32 * ROW_GROUP_PLANE));
+                four.iter().zip(more).for_each(|(sum, more)| {
+                    k.to(*sum).add(more, *sum);
+                });
+            }
+        });
     }
 
     /// Writes every thread's sums where the CTA that finishes them adds them up: `[groups of 8 tokens][parts][threads]`,
@@ -119,7 +173,7 @@ impl Fused<'_> {
 
     /// Bytes of the sums of all threads for eight tokens.
     pub(super) fn plane(&self) -> u32 {
-        self.config.row_groups * 128 * 16
+        self.config.row_groups * ROW_GROUP_PLANE
     }
 
     /// All threads have written their sums: raises this CTA's flag.

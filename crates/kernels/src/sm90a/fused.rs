@@ -86,8 +86,8 @@ impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, variant: &'a Variant, layout: &'a Layout) -> Self {
         k.required_threads(config.threads());
         k.min_ctas(config.ctas_per_sm);
-        if config.k_split > 1 {
-            k.cluster(config.k_split, 1, 1);
+        if config.cluster() > 1 {
+            k.cluster(config.cluster(), 1, 1);
         }
         let map = k.tensor_map("tokens");
         let weights = k.pointer("weights");
@@ -130,7 +130,11 @@ impl<'a> Fused<'a> {
     }
 
     fn emit(&self, k: &mut Kernel) {
+        self.init_common(k);
         self.ring.init(k, 1, self.config.consumer_threads() / 32);
+        if self.config.common {
+            k.cluster_arrive();
+        }
         if self.groups.is_some() {
             k.comment("Rows of the groups may come from the kernel before; the next one need not wait for them again.");
             k.grid_dependency_wait();

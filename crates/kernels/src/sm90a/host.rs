@@ -109,7 +109,8 @@ impl Config {
                 let panels = token_tiles.div_ceil(self.panel());
                 RULES.check("tiles along the features", feature_tiles, GRID_YZ)?;
                 RULES.check("panels of 2048 tokens", panels, GRID_YZ)?;
-                [token_tiles.min(self.panel()) * self.k_split, feature_tiles, panels]
+                let tiles = if self.common { feature_tiles / 2 } else { feature_tiles };
+                [token_tiles.min(self.panel()) * self.cluster(), tiles, panels]
             }
             Scheduler::Persistent => [tiles.min(resident) as u32, 1, 1],
             Scheduler::StreamK => [(tiles * stages).min(resident) as u32, 1, 1],
@@ -205,6 +206,6 @@ impl Config {
         if variant.products.apart() {
             list = list.ptr(args.gate_sums);
         }
-        Ok(kernel.launch(grid, self.threads()).cluster([self.k_split, 1, 1]).args(list))
+        Ok(kernel.launch(grid, self.threads()).cluster([self.cluster(), 1, 1]).args(list))
     }
 }

@@ -45,13 +45,26 @@ impl Fused<'_> {
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let chunk = self.variant.chunk_features();
         let last = k.eval(((self.rows.n + (chunk - 1)) >> chunk.ilog2()) - 1);
-        let first = k.eval(tile.features * self.config.row_groups);
-        (0..self.config.row_groups)
+        let own = self.config.row_groups - u32::from(self.config.common);
+        let row = |k: &mut Kernel, chunk: Reg<U32>| {
+            let chunk = k.eval(chunk.min(last));
+            k.offset(weights, chunk.mul_wide(self.blocks) * CHUNK_BYTES as u64)
+        };
+        let mut rows: Vec<_> = (0..own)
             .map(|group| {
-                let tile = (first + group).min(last);
-                k.offset(weights, tile.mul_wide(self.blocks) * CHUNK_BYTES as u64)
+                let chunk = k.eval(tile.chunk + group);
+                row(k, chunk)
             })
-            .collect()
+            .collect();
+        if self.config.common {
+            k.comment("The row group in common is the last of the pair.");
+            let rank = k.special(Special::ClusterCtaRank);
+            let chunk = k.eval(tile.chunk + 2 * own - rank * own);
+            let first = self.first_in_common(k);
+            let row = row(k, chunk);
+            rows.push(k.offset(row, first.mul_wide(CHUNK_BYTES as u32)));
+        }
+        rows
     }
 
     pub(super) fn load_weights(&self, k: &mut Kernel, tile: Option<Tile>, first_lane: Reg<Pred>) {
@@ -77,23 +90,38 @@ impl Fused<'_> {
                         k.when(now).grid_dependency_wait();
                     }
                     let full = cursor.at.barrier(k, self.ring.full);
-                    let chunks = self.config.row_groups * CHUNK_BYTES as u32;
+                    // Of a common row group a stage has half of the blocks.
+                    let common = self.config.common.then(|| self.blocks_in_common(k, count));
+                    let whole = self.config.row_groups - u32::from(self.config.common);
                     let bytes = match self.whole_stage_loads() {
                         // Blocks beyond K are filled with zeros, and count.
                         true => {
-                            let bytes = k.eval(count * chunks);
+                            let bytes = k.eval(count * (whole * CHUNK_BYTES as u32));
                             k.eval(bytes + self.config.token_bytes())
                         }
-                        false => k.eval(count * (chunks + self.config.tokens * 128)),
+                        false => k.eval(count * (whole * CHUNK_BYTES as u32 + self.config.tokens * 128)),
+                    };
+                    let bytes = match common {
+                        None => bytes,
+                        Some(common) => k.eval(common * CHUNK_BYTES as u32 + bytes),
                     };
                     k.mbarrier_arrive_expect_tx(full, bytes);
                     let bytes = k.eval(count * CHUNK_BYTES as u32);
                     let from = k.eval(block.mul_wide(CHUNK_BYTES as u32));
                     let slot = k.offset(self.shared(self.layout.weights.offset), cursor.offset);
+                    let group_bytes = self.config.blocks_per_stage * CHUNK_BYTES as u32;
                     for (group, row) in rows.iter().enumerate() {
                         let from = k.offset(*row, from);
-                        let group = group as u32 * self.config.blocks_per_stage * CHUNK_BYTES as u32;
-                        k.bulk_load(slot.at(group), from, bytes, full, &options);
+                        let slot = slot.at(group as u32 * group_bytes);
+                        let Some(common) = common.filter(|_| group as u32 == whole) else {
+                            k.bulk_load(slot, from, bytes, full, &options);
+                            continue;
+                        };
+                        let first = self.first_in_common(k);
+                        let slot = k.offset(slot, first * CHUNK_BYTES as u32);
+                        let bytes = k.eval(common * CHUNK_BYTES as u32);
+                        let any = k.compare(Cmp::Gt, common, 0u32);
+                        k.if_(any, "half", |k| k.bulk_load(slot, from, bytes, full, &options));
                     }
                 });
             });

@@ -11,8 +11,8 @@ pub(super) struct Tile<'a> {
     /// First row of A and C, and the end of the rows that may be written.
     pub(super) token: Reg<U32>,
     pub(super) token_end: Reg<U32>,
-    /// Tile along the features.
-    pub(super) features: Reg<U32>,
+    /// First chunk along the features.
+    pub(super) chunk: Reg<U32>,
     /// The group whose rows these are.
     pub(super) group: Option<Reg<U32>>,
     /// First K block and the end, if not all of them.
@@ -93,13 +93,38 @@ impl Fused<'_> {
         }
         k.comment("Token tiles run fastest: CTAs that run together read the same weights.");
         let (features, panel) = (k.special(Special::CtaidY), k.special(Special::CtaidZ));
-        let x = if self.config.k_split > 1 { k.eval(x >> 1) } else { x };
+        let x = if self.config.cluster() > 1 { k.eval(x >> 1) } else { x };
         let token = k.eval((panel * self.config.panel() + x) * self.config.tokens);
         k.comment("The last panel may be narrower.");
         let beyond = k.compare(Cmp::Ge, token, self.m);
         k.when(beyond).exit();
         let blocks = (self.config.k_split > 1).then(|| self.half_of_k(k));
-        Tile { token, token_end: self.m, features, group: None, blocks, part: None }
+        let chunk = match self.config.common {
+            false => k.eval(features * self.config.row_groups),
+            true => {
+                let rank = k.special(Special::ClusterCtaRank);
+                k.eval(features * self.config.pair_groups() + rank * (self.config.row_groups - 1))
+            }
+        };
+        Tile { token, token_end: self.m, chunk, group: None, blocks, part: None }
+    }
+
+    /// Of the row group that the pair has in common, the first block of a stage that is this CTA's: the second CTA has the second half.
+    pub(super) fn first_in_common(&self, k: &mut Kernel) -> Reg<U32> {
+        let rank = k.special(Special::ClusterCtaRank);
+        k.eval(rank * (self.config.blocks_per_stage / 2))
+    }
+
+    /// How many of the `count` blocks of a stage are this CTA's.
+    pub(super) fn blocks_in_common(&self, k: &mut Kernel, count: Reg<U32>) -> Reg<U32> {
+        let first = self.first_in_common(k);
+        k.eval((count - count.min(first)).min(self.config.blocks_per_stage / 2))
+    }
+
+    /// Whether this is the warpgroup of the row group in common, the last of either CTA.
+    pub(super) fn is_common(&self, k: &mut Kernel) -> Reg<Pred> {
+        let [row_group, ..] = self.place(k);
+        k.compare(Cmp::Eq, row_group, self.config.row_groups - 1)
     }
 
     /// The K blocks of this CTA of a pair: half of the stages, the first CTA one more if they are odd.
@@ -151,7 +176,8 @@ impl Fused<'_> {
         let width = k.eval((token_tiles - first).min(self.config.panel()));
         let features = k.eval(inside / width);
         let token = k.eval((inside % width + first) * self.config.tokens);
-        Tile { token, token_end: self.m, features, group: None, blocks: None, part: None }
+        let chunk = k.eval(features * self.config.row_groups);
+        Tile { token, token_end: self.m, chunk, group: None, blocks: None, part: None }
     }
 
     /// How stream-K shares the work.
@@ -245,9 +271,9 @@ impl Fused<'_> {
             let all = k.shuffle(Shuffle::Index, sum, 31u32);
             k.assign(tiles_before, all);
         });
-        let features = k.eval(local / token_tiles);
+        let chunk = k.eval(local / token_tiles * self.config.row_groups);
         let token = k.eval(local % token_tiles * self.config.tokens + token);
         let found = k.compare(Cmp::Ne, found, 0u32);
-        (Tile { token, token_end, features, group: Some(group), blocks: None, part: None }, found)
+        (Tile { token, token_end, chunk, group: Some(group), blocks: None, part: None }, found)
     }
 }

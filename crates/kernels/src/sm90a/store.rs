@@ -19,6 +19,7 @@ impl Fused<'_> {
             let (tile, acc) = self.exchange_halves(k, tile, acc);
             return self.store_whole(k, tile, &acc);
         }
+        self.add_common(k, acc);
         let Some(part) = tile.part else { return self.store_whole(k, tile, acc) };
         let thread = k.special(Special::TidX);
         k.if_else(
@@ -85,7 +86,7 @@ impl Fused<'_> {
 
     /// What the sums of a feature, given by its place in the tile, become products by.
     fn factors(&self, k: &mut Kernel, tile: Tile, feature: Reg<U32>) -> Factors {
-        let of_c = k.eval(feature + tile.features * self.features());
+        let of_c = k.eval(feature + tile.chunk * self.variant.chunk_features());
         self.rows.factors(k, tile.group, of_c)
     }
 
@@ -204,8 +205,17 @@ impl Fused<'_> {
     /// Staged rows of `tokens` tokens to C, once all threads have staged theirs.
     fn copy_out(&self, k: &mut Kernel, tile: Tile, tokens: u32) {
         k.bar_sync(1u32, self.config.consumer_threads());
-        let feature = k.eval(tile.features * self.features());
-        self.staged().copy_out(k, tokens, (tile.token, tile.token_end), feature);
+        let feature = k.eval(tile.chunk * self.variant.chunk_features());
+        let end = match self.config.common {
+            false => self.rows.n,
+            true => {
+                k.comment("The pair's common features are the second CTA's.");
+                let rank = k.special(Special::ClusterCtaRank);
+                let groups = k.eval(rank + (self.config.row_groups - 1));
+                k.eval((groups * self.variant.chunk_features() + feature).min(self.rows.n))
+            }
+        };
+        self.staged().copy_out(k, tokens, (tile.token, tile.token_end), (feature, end));
         // Lanes leave the loop apart, and the next tile's `wgmma` wants whole warps.
         k.warp_sync();
     }
@@ -304,7 +314,7 @@ impl Fused<'_> {
         (group, feature): (Reg<U32>, Reg<U32>),
         sums: &FeatureSums,
     ) {
-        let feature = k.eval(feature + tile.features * self.features());
+        let feature = k.eval(feature + tile.chunk * self.variant.chunk_features());
         let inside = k.compare(Cmp::Lt, feature, self.rows.n);
         let token = self.token_of(k, group);
         let row = k.eval(token + tile.token);

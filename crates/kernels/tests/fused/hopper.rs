@@ -92,6 +92,24 @@ fn stream_k_close_and_repeatable() {
     check(D, &scheduled(Scheduler::StreamK), (9, 72, 2048));
 }
 
+/// Each CTA of a pair has half of a stage's blocks of their common row group; of the last stage maybe none.
+#[test]
+fn pairs_with_a_row_group_in_common_close() {
+    for config in [Sm90a::new(2, 16, 2, 3, 1).common(), Sm90a::new(3, 8, 4, 2, 1).common()] {
+        for blocks in 1..=4 * (config.stages * config.blocks_per_stage) as usize + 1 {
+            check(config, &silu(), (3, 32 * config.row_groups as usize, 64 * blocks));
+        }
+    }
+    // A pair that is not full, several pairs and tiles of tokens, tails.
+    let config = Sm90a::new(2, 16, 2, 3, 1).common();
+    let more = Variant { bias: true, a_scale: true, ..float() };
+    check(config, &more, (33, 212, 592));
+    check(config, &nvfp4(ScaleLayout::Sf128x4), (17, 272, 640));
+    check(config, &Variant { compute: HalfFormat::Bf16, out: Out::Bf16, ..silu() }, (9, 97, 528));
+    check(config, &linear(true), (20, 250, 640));
+    check(Sm90a::new(4, 64, 4, 3, 1).common(), &silu(), (64, 224, 1408));
+}
+
 #[test]
 fn two_ctas_that_split_k_close() {
     for (shape, stages) in [((17, 68, 448), 2), ((5, 32, 336), 3), ((3, 32, 64), 2)] {
@@ -209,7 +227,7 @@ fn on_a_card_close_and_repeatable() {
         for shape in [(64, 520, 464), (130, 1000, 2048)] {
             check(config, &Variant { products: Products::Up, ..silu() }, shape, 1);
         }
-        if config.k_split == 1 {
+        if config.cluster() == 1 {
             let sizes = [0, 70, 1, 0, 130, 33, 0];
             check_on(&gpu, Config::Sm90a(config), &silu(), &sizes, (500, 464), 1);
         }
