@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, model_types, says_nothing, speaks};
 use crate::gguf::GgufValue;
-use crate::{Error, JsonFile};
+use crate::{Error, JsonFile, json};
 
 /// Key of the safetensors metadata that carries a `config.json`.
 const METADATA: &str = "config.json";
@@ -44,6 +44,17 @@ pub(crate) fn expert_count(config: &Value) -> Option<usize> {
     usize::try_from(count).ok()
 }
 
+/// How configurations say how many experts each token has; in GGUF metadata the last, behind the architecture.
+pub(crate) const TOP_K: [&str; 7] = [
+    "num_experts_per_tok",
+    "experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+    "top_k_experts",
+    "expert_used_count",
+];
+
 /// The entry of a safetensors file's metadata that carries a configuration, but for what says how it is quantized.
 pub fn to_metadata(config: &Value) -> (String, String) {
     let mut config = config.clone();
@@ -59,15 +70,8 @@ pub(crate) fn from_metadata(
     file: &Path,
 ) -> Result<Option<JsonFile>, Error> {
     let Some(text) = metadata.get(METADATA) else { return Ok(None) };
-    match serde_json::from_str::<Value>(text) {
-        Ok(value) if value.is_object() => Ok(Some(JsonFile { path: file.into(), value })),
-        found => Err(Error::Config {
-            file: file.into(),
-            key: format!("__metadata__.{METADATA}"),
-            found: found.map_or_else(|e| format!("not JSON ({e})"), |_| "not an object".into()),
-            valid: "a JSON object".into(),
-        }),
-    }
+    let value = json::object(text.as_bytes(), file, &format!("__metadata__.{METADATA}"))?;
+    Ok(Some(JsonFile { path: file.into(), value }))
 }
 
 /// The architecture that a GGUF file names, and the entries about its activation. `otherwise` is the architecture of a

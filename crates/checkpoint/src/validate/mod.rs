@@ -69,8 +69,10 @@ impl Checkpoint {
         self.check_declared(&mut findings);
         let mut differences = Differences::default();
         self.check_fused(&mut differences);
+        self.check_experts_per_token(&mut findings);
         for mlp in &self.index().mlps {
             self.check_experts(mlp, &mut findings);
+            self.check_expert_shapes(mlp, &mut findings);
             self.check_activation(mlp, &mut findings);
             let experts: Vec<Option<usize>> = match mlp.kind {
                 MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
@@ -182,6 +184,46 @@ impl Checkpoint {
                 experts.len()
             );
             findings.push(Finding::new("layers", &mlp.path, format!("{lacking} without {name}"), message));
+        }
+    }
+
+    /// Experts of a layer are of one shape and format, whichever each has; those that cannot be read were found there.
+    fn check_expert_shapes(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
+        for projection in [Projection::Gate, Projection::Up, Projection::GateUp, Projection::Down] {
+            let shape = |expert: usize| {
+                let name = mlp.module(Some(expert), projection)?;
+                let stored = self.is_packed_module(name).then(|| self.stored(name).ok()).flatten()?;
+                Some((name, format!("{} [{}, {}]", stored.format, stored.rows, stored.k)))
+            };
+            let mut shapes = mlp.experts().into_iter().filter_map(shape);
+            let Some((first, usual)) = shapes.next() else { continue };
+            let mut others = shapes.filter(|(_, shape)| *shape != usual);
+            if let Some((other, found)) = others.next() {
+                let more = match others.count() {
+                    0 => String::new(),
+                    n => format!("; {n} more differ from it"),
+                };
+                let message = format!(
+                    "{other}: is {found}, and `{first}` {usual}; experts of a layer have one shape and format{more}"
+                );
+                findings.push(Finding::new("layers", other, found, message));
+            }
+        }
+    }
+
+    /// Where there are experts, a token has some of them.
+    fn check_experts_per_token(&self, findings: &mut Vec<Finding>) {
+        let counts = self.index().mlps.iter().filter(|mlp| mlp.kind == MlpKind::Experts);
+        let Some(least) = counts.map(|mlp| self.expert_ids(mlp).len()).min() else { return };
+        let stated = self.files().config().and_then(|json| expert_count(&json.value)).unwrap_or(0);
+        match self.experts_per_token() {
+            Ok(Some((key, top_k))) if top_k > least.max(stated) => {
+                let file = self.files().root().display();
+                let message = format!("{file}: {key} is {top_k}; a layer has {} experts", least.max(stated));
+                findings.push(Finding::new("config", key, top_k.to_string(), message));
+            }
+            Ok(_) => {}
+            Err(e) => findings.push(Finding::from(&e)),
         }
     }
 
