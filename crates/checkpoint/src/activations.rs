@@ -12,7 +12,7 @@ use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::AOperand;
 
 use crate::error::list;
-use crate::{Dtype, Error, TensorFiles};
+use crate::{Dtype, Error, TensorFiles, TensorView};
 
 /// What a file is read as: the option that names its tensor, and what it may hold.
 struct Role {
@@ -30,6 +30,8 @@ const RESULT: Role = Role {
 };
 /// A result can be the next product's operand.
 const PREFIXES: [&str; 2] = ["a", "c"];
+/// What the names of the three tensors of an nvfp4 one end in.
+const PARTS: [&str; 3] = ["_packed", "_scale", "_scale_2"];
 pub(crate) const LAYOUT_KEY: &str = "scale_layout";
 
 /// Finds the operand of a file: the tensor named, or the nvfp4 triple if there is one, or the only tensor.
@@ -55,9 +57,19 @@ fn find<'a>(files: &'a TensorFiles, tensor: Option<&str>, role: &Role) -> Result
         let view = files.get(name).ok_or_else(|| {
             fault(format!("no tensor `{name}` among {}", list(files.tensors().map(|t| t.name))))
         })?;
-        return view.float_matrix().map(AOperand::Float);
+        let Some((prefix, part)) = PREFIXES.iter().find_map(|p| Some((p, name.strip_prefix(p)?))) else {
+            return view.float_matrix().map(AOperand::Float);
+        };
+        return match part {
+            "_packed" => read_triple(files, prefix, valid),
+            "_scale" | "_scale_2" if files.get(&format!("{prefix}_packed")).is_some() => Err(fault(format!(
+                "`{name}` is a part of an nvfp4 operand, which {option} names by its codes, `{prefix}_packed`"
+            ))),
+            _ => view.float_matrix().map(AOperand::Float),
+        };
     }
-    if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
+    let has_part = |prefix: &&&str| PARTS.iter().any(|part| files.get(&format!("{prefix}{part}")).is_some());
+    if let Some(prefix) = PREFIXES.iter().find(has_part) {
         return match files.get(prefix) {
             None => read_triple(files, prefix, valid),
             Some(_) => Err(fault(format!("both `{prefix}` and `{prefix}_packed`, and {option} names none"))),
@@ -75,19 +87,21 @@ fn find<'a>(files: &'a TensorFiles, tensor: Option<&str>, role: &Role) -> Result
 }
 
 fn read_triple<'a>(files: &'a TensorFiles, prefix: &str, valid: &'static str) -> Result<AOperand<'a>, Error> {
-    let get = |name: String| {
-        files.get(&name).ok_or_else(|| Error::Activations {
-            file: files.root().into(),
-            found: format!(
-                "`{prefix}_packed` without `{name}`, among {}",
-                list(files.tensors().map(|t| t.name))
-            ),
-            valid,
-        })
+    let fault = |found| Error::Activations { file: files.root().into(), found, valid };
+    let [codes, scales, global] = PARTS.map(|part| files.get(&format!("{prefix}{part}")));
+    let get = |part: usize, found: Option<TensorView<'a>>| {
+        let there = [&codes, &scales, &global].into_iter().flatten().next();
+        let there = there.map_or("", |view| view.name);
+        found.ok_or_else(|| fault(format!("`{there}` without `{prefix}{}`", PARTS[part])))
     };
-    let codes = get(format!("{prefix}_packed"))?;
-    let scales = get(format!("{prefix}_scale"))?;
-    let global = get(format!("{prefix}_scale_2"))?;
+    let (codes, scales, global) = (get(0, codes.clone())?, get(1, scales.clone())?, get(2, global.clone())?);
+    // Both may be U8.
+    if scales.shape.len() == 2 && scales.shape[1] == codes.shape.last().map_or(0, |bytes| bytes * 8) {
+        return Err(fault(format!(
+            "`{}` {:?} and `{}` {:?}, which are exchanged",
+            codes.name, codes.shape, scales.name, scales.shape
+        )));
+    }
     if codes.dtype != Dtype::U8 {
         return Err(codes.dtype_error("packed activations", "U8"));
     }

@@ -112,7 +112,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`TensorFiles::open`]; if the convention is neither declared nor named; if the configuration is
-    /// unusable.
+    /// unusable; if an order of gate and up is named and no tensor holds both.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
         Self::from_files(TensorFiles::open(path)?, options)
     }
@@ -128,6 +128,15 @@ impl Checkpoint {
             (convention, convention.schemes(&evidence)?)
         };
         let index = ModuleIndex::new(&files, convention, options.within.as_deref());
+        if let (Some(order), Some(mlp)) = (options.gate_up_order, index.mlps.first())
+            && !index.mlps.iter().any(Mlp::is_fused)
+        {
+            return Err(Error::Unsupported {
+                module: mlp.path.clone(),
+                found: format!("the order {order} for gate and up that are two tensors"),
+                supported: "--gate-up-order (in Python gate_up_order=) is for one tensor that holds both; leave it out",
+            });
+        }
         Ok(Self { files, convention, schemes, index, options: options.clone() })
     }
 

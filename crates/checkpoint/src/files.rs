@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::error::list;
 use crate::families::{Family, Said};
 use crate::gguf::{Gguf, GgufValue, split};
+use crate::json;
 use crate::mapped::MappedFile;
 use crate::model_config;
 use crate::safetensors::Header;
@@ -315,15 +316,6 @@ fn read_json(path: &Path) -> Result<Option<JsonFile>, Error> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(path, "read", e)),
     };
-    let fault = |found: String| Error::Config {
-        file: path.into(),
-        key: "the file".into(),
-        found,
-        valid: "a JSON object".into(),
-    };
-    let value: Value = serde_json::from_slice(&text).map_err(|e| fault(format!("not JSON ({e})")))?;
-    if !value.is_object() {
-        return Err(fault("not an object".into()));
-    }
+    let value = json::object(&text, path, "the file")?;
     Ok(Some(JsonFile { path: path.into(), value }))
 }

@@ -50,6 +50,7 @@ mod families;
 mod files;
 mod fused_experts;
 mod gate_up;
+mod json;
 mod mapped;
 mod model_config;
 mod module;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, model_types, says_nothing, speaks};
 use crate::gguf::GgufValue;
-use crate::{Error, JsonFile, TensorFiles};
+use crate::{Error, JsonFile, json};
 
 /// Key of the safetensors metadata that carries a `config.json`.
 const METADATA: &str = "config.json";
@@ -55,32 +55,6 @@ pub const EXPERTS_PER_TOKEN: [&str; 7] = [
     "expert_used_count",
 ];
 
-impl TensorFiles {
-    /// How many experts each token has, and which entry says so; `None` where none does.
-    ///
-    /// # Errors
-    /// If the entry is no positive integer.
-    pub fn experts_per_token(&self) -> Result<Option<(String, usize)>, Error> {
-        let of_config = |json: &JsonFile| {
-            let stated = |key: &&str| Some((key.to_string(), model_field(&json.value, key)?.to_string()));
-            EXPERTS_PER_TOKEN.iter().find_map(stated).map(|(key, value)| (json.path.clone(), key, value))
-        };
-        let of_gguf = |(key, value): &(String, GgufValue)| {
-            let value = value.as_u64().map_or_else(|| format!("{value:?}"), |value| value.to_string());
-            let last = key.rsplit('.').next()?;
-            EXPERTS_PER_TOKEN.contains(&last).then(|| (self.root().to_path_buf(), key.clone(), value))
-        };
-        let metadata = || self.gguf_metadata()?.iter().find_map(of_gguf);
-        let Some((file, key, found)) = self.config().and_then(of_config).or_else(metadata) else {
-            return Ok(None);
-        };
-        match found.parse() {
-            Ok(count) if count > 0 => Ok(Some((key, count))),
-            _ => Err(Error::Config { file, key, found, valid: "a positive integer".into() }),
-        }
-    }
-}
-
 /// The entry of a safetensors file's metadata that carries a configuration, but for what says how it is quantized.
 pub fn to_metadata(config: &Value) -> (String, String) {
     let mut config = config.clone();
@@ -96,15 +70,8 @@ pub(crate) fn from_metadata(
     file: &Path,
 ) -> Result<Option<JsonFile>, Error> {
     let Some(text) = metadata.get(METADATA) else { return Ok(None) };
-    match serde_json::from_str::<Value>(text) {
-        Ok(value) if value.is_object() => Ok(Some(JsonFile { path: file.into(), value })),
-        found => Err(Error::Config {
-            file: file.into(),
-            key: format!("__metadata__.{METADATA}"),
-            found: found.map_or_else(|e| format!("not JSON ({e})"), |_| "not an object".into()),
-            valid: "a JSON object".into(),
-        }),
-    }
+    let value = json::object(text.as_bytes(), file, &format!("__metadata__.{METADATA}"))?;
+    Ok(Some(JsonFile { path: file.into(), value }))
 }
 
 /// The architecture that a GGUF file names, and the entries about its activation. `otherwise` is the architecture of a

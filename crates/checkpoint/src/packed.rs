@@ -175,15 +175,15 @@ impl<'a> Stored<'a> {
                 format!("; the size is that of {other} order, which can be named explicitly")
             });
         let lead = self.experts.map_or(String::new(), |e| format!("{e}, "));
-        Err(scales.shape_error(
-            "block scales",
-            format!(
-                "[{lead}{rows}, {blocks}] for `{}` of {rows} rows and K = {} in {layout} order, {} bytes{other}",
-                self.weight.name,
-                self.k,
-                bytes(layout).map_or("too many".into(), |n| n.to_string()),
-            ),
-        ))
+        let shape = match layout {
+            ScaleLayout::Linear => format!("[{lead}{rows}, {blocks}]"),
+            _ => "any shape".into(),
+        };
+        let (name, k) = (self.weight.name, self.k);
+        let size = bytes(layout).map_or("too many".into(), |n| n.to_string());
+        let valid =
+            format!("{shape} for `{name}` of {rows} rows and K = {k} in {layout} order, {size} bytes{other}");
+        Err(scales.shape_error("block scales", valid))
     }
 
     /// What error messages call the matrix of an expert.

@@ -60,7 +60,13 @@ pub enum Error {
     )]
     Mxfp4Range { tensor: String, row: usize, block: usize, exponent: i32, largest: i32 },
     /// A rank outside its group.
-    #[error("{tensor}: rank {rank} of {ranks} does not exist; ranks count from 0")]
+    #[error(
+        "{tensor}: {}",
+        match ranks {
+            0 => "cannot be split over 0 ranks; at least 1 is needed".to_string(),
+            _ => format!("rank {rank} of {ranks} does not exist; ranks count from 0"),
+        }
+    )]
     ShardRank { tensor: String, rank: usize, ranks: usize },
     /// Rows that do not divide evenly.
     #[error("{tensor}: {rows} rows cannot be split evenly over {ranks} ranks")]

@@ -154,11 +154,12 @@ mod tests {
         );
         assert!(w.shard_k(3, 4).is_ok());
         assert_eq!(message(w.shard_rows(0, 4)), "w: 6 rows cannot be split evenly over 4 ranks");
-        for (rank, ranks) in [(0, 0), (2, 2)] {
-            assert_eq!(
-                message(w.shard_rows(rank, ranks)),
-                format!("w: rank {rank} of {ranks} does not exist; ranks count from 0")
-            );
+        for (rank, ranks, why) in [
+            (0, 0, "cannot be split over 0 ranks; at least 1 is needed"),
+            (2, 2, "rank 2 of 2 does not exist; ranks count from 0"),
+        ] {
+            assert_eq!(message(w.shard_rows(rank, ranks)), format!("w: {why}"));
+            assert_eq!(message(w.shard_k(rank, ranks)), format!("w: {why}"));
         }
     }
 }

@@ -8,7 +8,9 @@ use dualgemm_gemm::RouterWeights;
 use super::Checkpoint;
 use crate::Error;
 use crate::families::{Said, Sum};
+use crate::gguf::GgufValue;
 use crate::linear::{is_correction, is_router};
+use crate::model_config::{EXPERTS_PER_TOKEN, model_field};
 use crate::module::{Mlp, MlpKind, SHARED};
 use crate::scheme::ancestors;
 
@@ -54,6 +56,32 @@ impl Checkpoint {
         match self.sum() {
             Sum::WeighsInputs => RouterWeights::Input,
             Sum::Plain | Sum::WeighsShared(_) => RouterWeights::Output,
+        }
+    }
+
+    /// How many experts each token has, and the entry of the configuration or of GGUF's metadata that says so; `None` if there
+    /// is none.
+    ///
+    /// # Errors
+    /// If it is no positive integer.
+    pub fn experts_per_token(&self) -> Result<Option<(String, usize)>, Error> {
+        let config = self.files.config();
+        let of_config = |key: &&'static str| {
+            let config = config?;
+            Some((config.path.as_path(), key.to_string(), model_field(&config.value, key)?.to_string()))
+        };
+        let of_gguf = |(key, value): &(String, GgufValue)| {
+            let value = value.as_u64().map_or_else(|| format!("{value:?}"), |value| value.to_string());
+            let is_count = key.rsplit('.').next().is_some_and(|last| EXPERTS_PER_TOKEN.contains(&last));
+            is_count.then(|| (self.files.root(), key.clone(), value))
+        };
+        let metadata = || self.files.gguf_metadata().into_iter().flatten().find_map(of_gguf);
+        let Some((file, key, found)) = EXPERTS_PER_TOKEN.iter().find_map(of_config).or_else(metadata) else {
+            return Ok(None);
+        };
+        match found.parse() {
+            Ok(top_k) if top_k > 0 => Ok(Some((key, top_k))),
+            _ => Err(Error::Config { file: file.into(), key, found, valid: "a positive integer".into() }),
         }
     }
 

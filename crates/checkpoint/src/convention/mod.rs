@@ -26,7 +26,7 @@ use serde_json::{Map, Value};
 
 use crate::error::list;
 use crate::scheme::{Scheme, Schemes, Transform};
-use crate::{Dtype, Error, GateUpOrder, TensorFiles};
+use crate::{Dtype, Error, GateUpOrder, TensorFiles, json};
 
 /// What a tensor is to its module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -238,12 +238,8 @@ impl<'a> Evidence<'a> {
         let mut config = None;
         // A file that describes itself is not described by what happens to lie beside it.
         if let Some(text) = files.metadata().get(METADATA_CONFIG) {
-            let value: Value = serde_json::from_str(text).map_err(|e| Error::Config {
-                file: files.root().into(),
-                key: format!("__metadata__.{METADATA_CONFIG}"),
-                found: format!("not JSON ({e})"),
-                valid: "a JSON object".into(),
-            })?;
+            let key = format!("__metadata__.{METADATA_CONFIG}");
+            let value = json::object(text.as_bytes(), files.root(), &key)?;
             config = Some((files.root().to_path_buf(), Cow::Owned(value)));
         } else if let Some(json) = files.config() {
             let entry = |v: &'a Value, key| v.get(key).filter(|q: &&Value| !q.is_null());

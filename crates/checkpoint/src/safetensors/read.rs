@@ -8,6 +8,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
+use crate::json::Distinct;
 use crate::{Dtype, Error, TensorInfo};
 
 /// Largest header that is read, the limit of the reference implementation.
@@ -155,7 +156,8 @@ impl<'de> Deserialize<'de> for RawHeader {
                         return Err(A::Error::custom(format_args!("the name `{name}` twice")));
                     }
                     if name == METADATA {
-                        out.metadata = map.next_value()?;
+                        let Distinct(metadata) = map.next_value()?;
+                        out.metadata = serde_json::from_value(metadata).map_err(A::Error::custom)?;
                     } else {
                         out.tensors.push((name, map.next_value()?));
                     }

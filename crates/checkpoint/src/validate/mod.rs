@@ -67,29 +67,19 @@ impl Checkpoint {
             self.check_module(name, &mut findings);
         }
         self.check_declared(&mut findings);
-        if self.index().mlps.iter().any(|mlp| mlp.kind == MlpKind::Experts) {
-            self.check_routing(&mut findings);
-        }
         let mut differences = Differences::default();
         self.check_fused(&mut differences);
+        self.check_experts_per_token(&mut findings);
         for mlp in &self.index().mlps {
             self.check_experts(mlp, &mut findings);
+            self.check_expert_shapes(mlp, &mut findings);
             self.check_activation(mlp, &mut findings);
             let experts: Vec<Option<usize>> = match mlp.kind {
                 MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
                 MlpKind::Dense | MlpKind::Shared => vec![None],
             };
-            let mut shapes = Vec::new();
             for expert in experts {
-                let shape = self.check_pair(mlp, expert, &mut findings, &mut differences);
-                shapes.extend(expert.zip(shape));
-            }
-            if let Some((first, other)) =
-                shapes.iter().find_map(|at| shapes.first().filter(|f| f.1 != at.1).zip(Some(at)))
-            {
-                let [a, b] = [first, other].map(|(expert, [n, k])| format!("expert {expert} is [{n}, {k}]"));
-                let message = format!("{}: experts of a layer have one shape; {a}, {b}", mlp.path);
-                findings.push(Finding::new("shape", &mlp.path, b, message));
+                self.check_pair(mlp, expert, &mut findings, &mut differences);
             }
         }
         differences.into_findings(&mut findings);
@@ -164,20 +154,6 @@ impl Checkpoint {
         }
     }
 
-    /// A token has no more experts than there are.
-    fn check_routing(&self, findings: &mut Vec<Finding>) {
-        let config = self.files().config().map(|json| &json.value);
-        match (self.files().experts_per_token(), config.and_then(expert_count)) {
-            (Err(e), _) => findings.push(Finding::from(&e)),
-            (Ok(Some((key, per_token))), Some(experts)) if per_token > experts => {
-                let file = self.files().root().display().to_string();
-                let message = format!("{file}: {key} is {per_token}, of {experts} experts");
-                findings.push(Finding::new("config", file, per_token.to_string(), message));
-            }
-            _ => {}
-        }
-    }
-
     /// Experts with modules of their own are numbered from 0, up to what the configuration says or the largest there is.
     fn check_experts(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
         let experts = mlp.experts();
@@ -211,6 +187,46 @@ impl Checkpoint {
         }
     }
 
+    /// Experts of a layer are of one shape and format, whichever each has; those that cannot be read were found there.
+    fn check_expert_shapes(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
+        for projection in [Projection::Gate, Projection::Up, Projection::GateUp, Projection::Down] {
+            let shape = |expert: usize| {
+                let name = mlp.module(Some(expert), projection)?;
+                let stored = self.is_packed_module(name).then(|| self.stored(name).ok()).flatten()?;
+                Some((name, format!("{} [{}, {}]", stored.format, stored.rows, stored.k)))
+            };
+            let mut shapes = mlp.experts().into_iter().filter_map(shape);
+            let Some((first, usual)) = shapes.next() else { continue };
+            let mut others = shapes.filter(|(_, shape)| *shape != usual);
+            if let Some((other, found)) = others.next() {
+                let more = match others.count() {
+                    0 => String::new(),
+                    n => format!("; {n} more differ from it"),
+                };
+                let message = format!(
+                    "{other}: is {found}, and `{first}` {usual}; experts of a layer have one shape and format{more}"
+                );
+                findings.push(Finding::new("layers", other, found, message));
+            }
+        }
+    }
+
+    /// Where there are experts, a token has some of them.
+    fn check_experts_per_token(&self, findings: &mut Vec<Finding>) {
+        let counts = self.index().mlps.iter().filter(|mlp| mlp.kind == MlpKind::Experts);
+        let Some(least) = counts.map(|mlp| self.expert_ids(mlp).len()).min() else { return };
+        let stated = self.files().config().and_then(|json| expert_count(&json.value)).unwrap_or(0);
+        match self.experts_per_token() {
+            Ok(Some((key, top_k))) if top_k > least.max(stated) => {
+                let file = self.files().root().display();
+                let message = format!("{file}: {key} is {top_k}; a layer has {} experts", least.max(stated));
+                findings.push(Finding::new("config", key, top_k.to_string(), message));
+            }
+            Ok(_) => {}
+            Err(e) => findings.push(Finding::from(&e)),
+        }
+    }
+
     /// What no layer states is one finding.
     fn check_activation(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
         if let Err(e) = self.activation_of(mlp)
@@ -223,22 +239,21 @@ impl Checkpoint {
         }
     }
 
-    /// The shape of both, if they can be computed.
     fn check_pair(
         &self,
         mlp: &Mlp,
         expert: Option<usize>,
         findings: &mut Vec<Finding>,
         differences: &mut Differences,
-    ) -> Option<[usize; 2]> {
+    ) {
         let own = mlp.own(expert);
         let gate = mlp.module(own, Projection::Gate);
         let fused = mlp.module(own, Projection::GateUp);
-        let module = gate.or(fused)?;
+        let Some(module) = gate.or(fused) else { return };
         let packed = [Some(module), mlp.module(own, Projection::Up)]
             .map(|m| m.is_some_and(|m| self.is_packed_module(m)));
         if packed == [false; 2] {
-            return None;
+            return;
         }
         // What concerns one module has been found there already.
         let add = |findings: &mut Vec<Finding>, e: &Error| {
@@ -253,10 +268,7 @@ impl Checkpoint {
         };
         let both = match self.source_of(mlp, expert) {
             Ok(both) => both,
-            Err(e) => {
-                add(findings, &e);
-                return None;
-            }
+            Err(e) => return add(findings, &e),
         };
         let layers = expert.map_or("gate and up".into(), |e| format!("gate and up of expert {e}"));
         let (gate, up) = (both.gate.tensor_scale, both.up.tensor_scale);
@@ -281,7 +293,6 @@ impl Checkpoint {
             Ok(None) => {}
             Err(e) => add(findings, &e),
         }
-        Some([both.n(), both.k()])
     }
 }
 

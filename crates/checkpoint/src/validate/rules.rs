@@ -48,7 +48,7 @@ pub const RULES: &[Rule] = &[
     ),
     error(
         "layers",
-        "gate, up and down of an MLP belong together and can be found, and no expert of a layer is missing",
+        "gate, up and down of an MLP belong together and can be found, no expert of a layer is missing, and all are of one shape and format",
     ),
     error(
         "missing-tensor",

@@ -60,10 +60,10 @@ pub struct AtomicFile {
     path: PathBuf,
     /// The mode of the file that is replaced.
     replaced: Option<Permissions>,
-    /// The file without its temporary name, which would be in the texts of errors.
+    /// Not as tempfile has it, whose errors name the temporary file.
     out: BufWriter<File>,
-    temp: TempPath,
-    _temporary: Temporary,
+    temporary: TempPath,
+    _listed: Temporary,
 }
 
 fn parent(path: &Path) -> &Path {
@@ -110,10 +110,11 @@ impl AtomicFile {
             }
             Err(_) => (behind_links(path), None),
         };
-        let (file, _temporary) = Temporary::list(|| builder(0o666).tempfile_in(parent(&path)))
+        let (file, _listed) = Temporary::list(|| builder(0o666).tempfile_in(parent(&path)))
             .map_err(|e| no_place(&path, "create a temporary file beside", e))?;
-        let (file, temp) = file.into_parts();
-        Ok(Self { path, replaced, out: BufWriter::with_capacity(1 << 20, file), temp, _temporary })
+        let (file, temporary) = file.into_parts();
+        let out = BufWriter::with_capacity(1 << 20, file);
+        Ok(Self { path, replaced, out, temporary, _listed })
     }
 
     /// Syncs the data and renames it into place.
@@ -121,14 +122,14 @@ impl AtomicFile {
     /// # Errors
     /// If the system refuses; the temporary file is removed then.
     pub fn commit(self) -> Result<(), Error> {
-        let Self { path, replaced, out, temp, _temporary } = self;
+        let Self { path, replaced, out, temporary, _listed } = self;
         let io = |action, e| Error::io(&path, action, e);
         let file = out.into_inner().map_err(|e| io("write", e.into_error()))?;
         if let Some(permissions) = replaced {
             file.set_permissions(permissions).map_err(|e| io("set the mode of", e))?;
         }
         file.sync_all().map_err(|e| io("sync", e))?;
-        temp.persist(&path).map_err(|e| io("rename", e.error))?;
+        temporary.persist(&path).map_err(|e| io("rename", e.error))?;
         sync_dir(parent(&path))
     }
 }
@@ -198,6 +199,17 @@ impl AtomicDir {
     /// Where to write the files.
     pub fn dir(&self) -> &Path {
         self.temp.path()
+    }
+
+    /// An error of writing one of the files, under the name that it will have.
+    pub(crate) fn renamed(&self, error: Error) -> Error {
+        match error {
+            Error::Io { file, action, source } => {
+                let file = file.strip_prefix(self.dir()).map_or(file.clone(), |name| self.path.join(name));
+                Error::Io { file, action, source }
+            }
+            other => other,
+        }
     }
 
     /// Renames the directory into place.
@@ -286,6 +298,20 @@ mod tests {
         AtomicFile::create(&path).unwrap().commit().unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
         assert!(AtomicFile::create(&circle).is_err() && circle.is_symlink());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_told_by_the_name_that_was_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = AtomicDir::create(&dir.path().join("model")).unwrap();
+        let mut file = AtomicFile::create(&model.dir().join("out.bin")).unwrap();
+        file.out = BufWriter::new(File::options().write(true).open("/dev/full").unwrap());
+        file.write_all(b"much").unwrap();
+        let message = model.renamed(file.commit().unwrap_err()).to_string();
+        let (named, why) = message.split_once(": ").unwrap();
+        assert_eq!(Path::new(named), dir.path().join("model/out.bin"));
+        assert!(why.starts_with("cannot write: No space") && !why.contains(".dualgemm-"), "{why}");
     }
 
     #[test]

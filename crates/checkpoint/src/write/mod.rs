@@ -215,17 +215,21 @@ fn write_hf<'m>(
         config["quantization_config"] = described.quantization_config;
         described.files.insert(0, ("config.json", config));
         let out = atomic::AtomicDir::create(path)?;
-        write_to(&out.dir().join("model.safetensors"), &described.tensors, &metadata)?;
+        let write = || -> Result<Vec<PathBuf>, Error> {
+            write_to(&out.dir().join("model.safetensors"), &described.tensors, &metadata)?;
+            for (name, value) in &described.files {
+                let mut file = atomic::AtomicFile::create(&out.dir().join(name))?;
+                let text = format!("{value:#}\n");
+                std::io::Write::write_all(&mut file, text.as_bytes())
+                    .map_err(|e| Error::io(path.join(name), "write", e))?;
+                file.commit()?;
+            }
+            beside::copy(&model.beside, out.dir(), path)
+        };
+        let beside = write().map_err(|e| out.renamed(e))?;
         files.push(path.join("model.safetensors"));
-        for (name, value) in &described.files {
-            let mut file = atomic::AtomicFile::create(&out.dir().join(name))?;
-            let text = format!("{value:#}\n");
-            std::io::Write::write_all(&mut file, text.as_bytes())
-                .map_err(|e| Error::io(path.join(name), "write", e))?;
-            file.commit()?;
-            files.push(path.join(name));
-        }
-        files.extend(beside::copy(&model.beside, out.dir(), path)?);
+        files.extend(described.files.iter().map(|(name, _)| path.join(name)));
+        files.extend(beside);
         out.commit()?;
     }
     Ok(WriteReport { files, tensors, skipped: model.skipped.clone() })

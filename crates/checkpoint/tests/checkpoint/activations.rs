@@ -151,3 +151,29 @@ fn a_pipe_is_refused_and_not_waited_for() {
     let message = TensorFiles::open(&pipe).unwrap_err().to_string();
     assert!(message.ends_with("is not a regular file; only regular files can be mapped"), "{message}");
 }
+
+#[test]
+fn parts_of_an_nvfp4_operand_are_told_by_name() {
+    let (_dir, open) = files(&triple());
+    assert_eq!(read(&open, Some("a_packed")).unwrap(), read(&open, None).unwrap());
+    for part in ["a_scale", "a_scale_2"] {
+        let message = read_error(&triple(), Some(part));
+        assert!(
+            message.contains(&format!("`{part}` is a part of")) && message.contains("`a_packed`"),
+            "{message}"
+        );
+    }
+    for (lacking, there) in [("a_packed", "a_scale"), ("a_scale", "a_packed"), ("a_scale_2", "a_packed")] {
+        let mut f = triple();
+        f.tensors.retain(|t| t.name != lacking);
+        let message = read_error(&f, None);
+        assert!(message.contains(&format!("`{there}` without `{lacking}`")), "{message}");
+    }
+    let mut f = triple();
+    f.tensors.iter_mut().for_each(|t| t.dtype = if t.name == "a_scale_2" { t.dtype } else { Dtype::U8 });
+    f.tensor("a_packed").name = "x".into();
+    f.tensor("a_scale").name = "a_packed".into();
+    f.tensor("x").name = "a_scale".into();
+    let message = read_error(&f, None);
+    assert!(message.contains("`a_packed` [5, 4] and `a_scale` [5, 32], which are exchanged"), "{message}");
+}

@@ -47,6 +47,9 @@ const FUSED: [&str; 3] = ["fused", "fused_mxfp4", "fused_w4a16"];
 /// Arguments of `sim`.
 #[derive(Debug, Args)]
 pub struct SimArgs {
+    /// Not taken: kernels are named by --arch and --config.
+    #[arg(hide = true, value_name = "FILE", value_parser = not_a_file)]
+    pub file: Option<std::convert::Infallible>,
     /// Architecture whose fused kernel runs: sm_90a, sm_100a, sm_103a, sm_120a or sm_121a.
     #[arg(long, value_name = "ARCH")]
     pub arch: String,
@@ -68,6 +71,14 @@ pub struct SimArgs {
     /// A warp that executes more instructions than this is taken to hang.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_instructions: Option<u64>,
+}
+
+/// Says what runs a file of somebody's own.
+fn not_a_file(text: &str) -> Result<std::convert::Infallible, String> {
+    Err(format!(
+        "dualgemm's own kernels are simulated here, by --arch; `ptxsim {text}` of simulator/ runs PTX files (cargo run \
+         --release -p dualgemm-conformance --bin ptxsim {text})"
+    ))
 }
 
 /// The tensor scale of a generated operand: block scales of mxfp4 reach 2⁷ where those of nvfp4 stay below 1.

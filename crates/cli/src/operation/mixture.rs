@@ -140,7 +140,7 @@ impl<'c> Mixture<'c> {
         if let Some(path) = &args.routing {
             return OwnedRouting::read(path, tokens, &self.ids(), top_k);
         }
-        let top_k = match (top_k, self.checkpoint.files().experts_per_token()?) {
+        let top_k = match (top_k, self.checkpoint.experts_per_token()?) {
             (Some(asked), Some((key, stated))) if asked != stated => {
                 bail!("--top-k: is {asked}; {key} of the checkpoint is {stated}")
             }

@@ -54,6 +54,10 @@ fn prepare(dir: &Path) {
     changed(&dir.join("no-input-scale"), |all| {
         all.retain(|tensor| tensor.0 != "model.layers.0.mlp.gate_proj.input_scale");
     });
+    changed(&dir.join("twice"), |_| ());
+    let config = dir.join("twice/config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(config, text.replacen('{', r#"{ "hidden_act": "relu", "#, 1)).unwrap();
     let floats = ("b.weight", Dtype::F32, [16, 32], vec![0; 4 * 16 * 32]);
     let f8 = ("a.weight", Dtype::F8_E4M3, [16, 32], vec![0; 16 * 32]);
     write(&dir.join("f8.safetensors"), &[f8, floats.clone()]);
