@@ -46,6 +46,14 @@ impl BlockFormat {
         }
     }
 
+    /// The least byte that [`scale_fault`](Self::scale_fault) finds fault with, and with all above it.
+    pub(crate) const fn first_faulty_scale(self) -> u8 {
+        match self {
+            Self::Nvfp4 => 0x7F,
+            Self::Mxfp4 => 0xFF,
+        }
+    }
+
     /// Checks the scale byte of one block of a tensor.
     ///
     /// # Errors
@@ -88,6 +96,9 @@ mod tests {
             assert_eq!(BlockFormat::Nvfp4.scale_fault(byte).is_some(), fault, "{byte:#04x}");
             let value = BlockFormat::Mxfp4.decode_scale(byte);
             assert_eq!(BlockFormat::Mxfp4.scale_fault(byte).is_some(), value.is_nan(), "{byte:#04x}");
+            for format in [BlockFormat::Nvfp4, BlockFormat::Mxfp4] {
+                assert_eq!(format.scale_fault(byte).is_some(), byte >= format.first_faulty_scale());
+            }
         }
     }
 }

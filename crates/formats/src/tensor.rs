@@ -229,6 +229,11 @@ impl<'a> QuantizedMatrix<'a> {
     /// # Errors
     /// Names the first NaN or negative scale.
     pub fn check_scales(&self) -> Result<(), Error> {
+        // Vectors of bytes see at once that all are sound, as they nearly always are, padding included.
+        let faulty = self.format.first_faulty_scale();
+        if self.scales.iter().fold(true, |sound, &byte| sound & (byte < faulty)) {
+            return Ok(());
+        }
         self.check_scales_of(0..self.rows)
     }
 
