@@ -137,8 +137,11 @@ impl Place {
             return None;
         }
         // A number that counts no layers and no experts, as -1 or 2⁶⁴, would be taken for a name, and its layer for 0.
-        let digits = |p: &str| p.strip_prefix('-').unwrap_or(p).bytes().all(|byte| byte.is_ascii_digit());
-        if parts.iter().any(|p| digits(p) && p.parse::<usize>().is_err()) {
+        let is_number = |p: &str| {
+            let digits = p.strip_prefix('-').unwrap_or(p);
+            !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        if parts.iter().any(|p| is_number(p) && p.parse::<usize>().is_err()) {
             return None;
         }
         let number = |i: usize| parts.get(i).and_then(|p| p.parse::<usize>().ok());
