@@ -12,7 +12,7 @@ use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::AOperand;
 
 use crate::error::list;
-use crate::{Dtype, Error, TensorFiles, TensorView};
+use crate::{Dtype, Error, TensorFiles};
 
 /// What a file is read as: the option that names its tensor, and what it may hold.
 struct Role {
@@ -88,13 +88,14 @@ fn find<'a>(files: &'a TensorFiles, tensor: Option<&str>, role: &Role) -> Result
 
 fn read_triple<'a>(files: &'a TensorFiles, prefix: &str, valid: &'static str) -> Result<AOperand<'a>, Error> {
     let fault = |found| Error::Activations { file: files.root().into(), found, valid };
-    let [codes, scales, global] = PARTS.map(|part| files.get(&format!("{prefix}{part}")));
-    let get = |part: usize, found: Option<TensorView<'a>>| {
-        let there = [&codes, &scales, &global].into_iter().flatten().next();
-        let there = there.map_or("", |view| view.name);
-        found.ok_or_else(|| fault(format!("`{there}` without `{prefix}{}`", PARTS[part])))
+    let found = PARTS.map(|part| files.get(&format!("{prefix}{part}")));
+    let first = |there: bool| {
+        PARTS.iter().zip(&found).find(|(_, view)| view.is_some() == there).map_or("", |(part, _)| part)
     };
-    let (codes, scales, global) = (get(0, codes.clone())?, get(1, scales.clone())?, get(2, global.clone())?);
+    let (there, lacking) = (first(true), first(false));
+    let [Some(codes), Some(scales), Some(global)] = found else {
+        return Err(fault(format!("`{prefix}{there}` without `{prefix}{lacking}`")));
+    };
     // Both may be U8.
     if scales.shape.len() == 2 && scales.shape[1] == codes.shape.last().map_or(0, |bytes| bytes * 8) {
         return Err(fault(format!(

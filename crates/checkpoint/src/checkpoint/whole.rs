@@ -59,8 +59,8 @@ impl Checkpoint {
         }
     }
 
-    /// How many experts each token has, and the entry of the configuration or of GGUF's metadata that says so; `None` if there
-    /// is none.
+    /// How many experts each token has, and the entry of the configuration or of GGUF's metadata that says so; `None` if
+    /// neither does.
     ///
     /// # Errors
     /// If it is no positive integer.

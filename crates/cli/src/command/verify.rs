@@ -52,13 +52,16 @@ pub struct VerifyArgs {
 }
 
 const LIMITS: &str = "What is allowed";
+/// Arguments, and groups of them, that say what is computed from a checkpoint.
+const COMPUTED: [&str; 7] =
+    ["layer", "expert", "shared_expert", "ReadArgs", "OperationArgs", "ActivationArgs", "EpilogueArgs"];
 
 /// What C is compared with.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct Against {
-    /// Safetensors file with another C. Nothing is computed, so no option that says what applies.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["layer", "expert", "shared_expert", "ReadArgs", "OperationArgs", "ActivationArgs", "EpilogueArgs"])]
+    /// Safetensors file with another C. Options that say what is computed belong to --checkpoint.
+    #[arg(long, value_name = "FILE", conflicts_with_all = COMPUTED)]
     pub reference: Option<PathBuf>,
     /// Checkpoint that C was computed from; --layer, --input and so on say how, as for run.
     #[arg(long, value_name = "CHECKPOINT")]

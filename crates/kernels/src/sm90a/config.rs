@@ -319,9 +319,14 @@ impl Config {
         [m.div_ceil(self.tokens as usize) as u32, along_features as u32]
     }
 
+    /// Row groups that a CTA has alone.
+    pub(super) fn own_groups(&self) -> u32 {
+        self.row_groups - u32::from(self.common)
+    }
+
     /// Row groups of a pair that has one in common.
     pub(super) fn pair_groups(&self) -> u32 {
-        2 * self.row_groups - 1
+        self.own_groups() + self.row_groups
     }
 
     /// Groups of eight tokens.

@@ -45,7 +45,7 @@ impl Fused<'_> {
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let chunk = self.variant.chunk_features();
         let last = k.eval(((self.rows.n + (chunk - 1)) >> chunk.ilog2()) - 1);
-        let own = self.config.row_groups - u32::from(self.config.common);
+        let own = self.config.own_groups();
         let row = |k: &mut Kernel, chunk: Reg<U32>| {
             let chunk = k.eval(chunk.min(last));
             k.offset(weights, chunk.mul_wide(self.blocks) * CHUNK_BYTES as u64)
@@ -92,14 +92,14 @@ impl Fused<'_> {
                     let full = cursor.at.barrier(k, self.ring.full);
                     // Of a common row group a stage has half of the blocks.
                     let common = self.config.common.then(|| self.blocks_in_common(k, count));
-                    let whole = self.config.row_groups - u32::from(self.config.common);
+                    let own = self.config.own_groups();
                     let bytes = match self.whole_stage_loads() {
                         // Blocks beyond K are filled with zeros, and count.
                         true => {
-                            let bytes = k.eval(count * (whole * CHUNK_BYTES as u32));
+                            let bytes = k.eval(count * (own * CHUNK_BYTES as u32));
                             k.eval(bytes + self.config.token_bytes())
                         }
-                        false => k.eval(count * (whole * CHUNK_BYTES as u32 + self.config.tokens * 128)),
+                        false => k.eval(count * (own * CHUNK_BYTES as u32 + self.config.tokens * 128)),
                     };
                     let bytes = match common {
                         None => bytes,
@@ -113,7 +113,7 @@ impl Fused<'_> {
                     for (group, row) in rows.iter().enumerate() {
                         let from = k.offset(*row, from);
                         let slot = slot.at(group as u32 * group_bytes);
-                        let Some(common) = common.filter(|_| group as u32 == whole) else {
+                        let Some(common) = common.filter(|_| group as u32 == own) else {
                             k.bulk_load(slot, from, bytes, full, &options);
                             continue;
                         };

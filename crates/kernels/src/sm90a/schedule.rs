@@ -103,7 +103,7 @@ impl Fused<'_> {
             false => k.eval(features * self.config.row_groups),
             true => {
                 let rank = k.special(Special::ClusterCtaRank);
-                k.eval(features * self.config.pair_groups() + rank * (self.config.row_groups - 1))
+                k.eval(features * self.config.pair_groups() + rank * self.config.own_groups())
             }
         };
         Tile { token, token_end: self.m, chunk, group: None, blocks, part: None }
@@ -124,7 +124,7 @@ impl Fused<'_> {
     /// Whether this is the warpgroup of the row group in common, the last of either CTA.
     pub(super) fn is_common(&self, k: &mut Kernel) -> Reg<Pred> {
         let [row_group, ..] = self.place(k);
-        k.compare(Cmp::Eq, row_group, self.config.row_groups - 1)
+        k.compare(Cmp::Eq, row_group, self.config.own_groups())
     }
 
     /// The K blocks of this CTA of a pair: half of the stages, the first CTA one more if they are odd.

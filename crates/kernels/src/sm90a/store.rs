@@ -211,7 +211,7 @@ impl Fused<'_> {
             true => {
                 k.comment("The pair's common features are the second CTA's.");
                 let rank = k.special(Special::ClusterCtaRank);
-                let groups = k.eval(rank + (self.config.row_groups - 1));
+                let groups = k.eval(rank + self.config.own_groups());
                 k.eval((groups * self.variant.chunk_features() + feature).min(self.rows.n))
             }
         };

@@ -163,9 +163,9 @@ impl TiledTensor {
             first as u32 as u64,
             "the box starts on a multiple of 16 bytes",
         )?;
-        if let Some(&negative) = coordinates.iter().find(|&&c| c < 0 && direction == Direction::Store) {
+        for &c in coordinates {
             let rule = "a store starts at coordinates >= 0";
-            require(false, WHAT_COPY, "coordinate", negative as u32 as u64, rule)?;
+            require(c >= 0 || direction == Direction::Load, WHAT_COPY, "coordinate", c as u32 as u64, rule)?;
         }
         if self.ty.is_padded() {
             let rule = "the box of a padded type starts on a multiple of 128 elements";
