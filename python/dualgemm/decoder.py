@@ -1,9 +1,10 @@
-"""One token, or a prompt in bf16, through a whole decoder layer in one call, or in one up to its MLP, where that is a mixture or in floats. For small
-models, calling its modules and torch's small operators takes longer than the products. Needs torch and transformers.
+"""One token, or a prompt in bf16, through a whole decoder layer in one call; or up to its MLP, where that is a mixture or in
+floats. For small models, calling its modules and torch's small operators takes longer than the products. Needs torch and
+transformers.
 
 A layer of a family that is known here gets a class that computes these in one call where it is sure that this is what the
-layer's modules would compute, and calls them where it is not: more tokens after others, masks, gradients, hooks, replaced modules, caches of
-other kinds, functions of transformers that somebody has replaced.
+layer's modules would compute, and calls them where it is not: several tokens after others, masks, gradients, hooks, replaced
+modules, caches of other kinds, functions of transformers that somebody has replaced.
 """
 
 import functools

@@ -160,8 +160,8 @@ impl DecoderLayer {
         takes_prompts(FloatType::Bf16, self.head_dim)
     }
 
-    /// Computes a token, or a prompt of more. `norms` are those before attention and before the MLP, and of queries and keys in families that have them;
-    /// `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, where `len` tokens
+    /// Computes a token, or a prompt of more. `norms` are those before attention and before the MLP, and of queries and keys in
+    /// families that have them; `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, where `len` tokens
     /// are there, none before a prompt. Without an MLP, `out` is what it is added to, and `normed` what it reads.
     #[pyo3(signature = (x, norms, rotation, scale, cache, len, out, normed = None))]
     #[allow(clippy::too_many_arguments, reason = "Python passes them one by one")]
