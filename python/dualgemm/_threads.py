@@ -1,5 +1,8 @@
 """How many threads share the work: as many as torch has, where it is loaded, until somebody says otherwise."""
 
+import ctypes
+import functools
+import os
 import sys
 
 from . import _dualgemm
@@ -9,11 +12,21 @@ _torchs, _asked = None, False
 
 
 def follow(torch):
-    """Takes over the number of torch's threads if it has changed."""
+    """Takes over torch's threads if their number has changed."""
     global _torchs
     if not _asked and (threads := torch.get_num_threads()) != _torchs:
-        _dualgemm.set_num_threads(threads)
+        _dualgemm.set_num_threads(threads, _parallel(torch))
         _torchs = threads
+
+
+@functools.cache
+def _parallel(torch):
+    """The address of the function by which compiled code starts threads of torch's OpenMP runtime; 0 where that is another one."""
+    try:
+        library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cpu.so"))
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return 0
 
 
 def set_num_threads(threads):

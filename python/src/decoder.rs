@@ -293,10 +293,10 @@ pub fn attend_causal(
             refuse!(Operand, "out: shares memory with another operand");
         }
         let OutputMut::Bf16(to) = output("out", &mut out)? else { return Ok(false) };
-        let threads = crate::pool::get_num_threads(py)?;
-        let work = || causal([qs, ks, vs], rows, dim, scale, to, threads);
+        let threads = crate::pool::Threads::current(py)?;
+        let mut work = || causal([qs, ks, vs], rows, dim, scale, to, threads.count());
         // One thread needs no other.
-        let done = if threads == 1 { py.detach(work) } else { crate::pool::run(py, work)? };
+        let done = py.detach(|| if threads.count() == 1 { work() } else { threads.install(work) });
         done.map(|()| true).map_err(facade)
     }
     #[cfg(not(target_arch = "x86_64"))]

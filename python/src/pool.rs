@@ -2,17 +2,77 @@
 //!
 //! A pool of our own instead of rayon's global one: its size can be changed, and a process that was forked (as
 //! multiprocessing and data loaders do) gets a new one, because threads do not survive a fork.
+//!
+//! Products run on torch's threads where it has told us of its OpenMP runtime: they are awake between torch's operators, and two
+//! pools of as many threads as processors take time from each other.
 
+use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dualgemm::cpu::team::{self, LentThreads};
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Kind;
 
+#[derive(Clone)]
 struct Current {
     process: u32,
     pool: Arc<ThreadPool>,
+    openmp: Option<OpenMp>,
+}
+
+/// `GOMP_parallel` of GNU's OpenMP runtime, which LLVM's and Intel's have, too: calls the function on so many threads.
+type Parallel =
+    unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, threads: c_uint, flags: c_uint);
+
+/// Threads of an OpenMP runtime. Always all of them: GNU's ends those that a call leaves out, and starts them again.
+#[derive(Clone, Copy)]
+struct OpenMp {
+    parallel: Parallel,
+    threads: usize,
+}
+
+impl LentThreads for OpenMp {
+    fn count(&self) -> usize {
+        self.threads
+    }
+
+    fn run(&self, work: &(dyn Fn() + Sync)) {
+        /// # Safety
+        /// `work` points to a `&(dyn Fn() + Sync)`.
+        unsafe extern "C" fn call(work: *mut c_void) {
+            // SAFETY: that is the contract.
+            unsafe { (*work.cast::<&(dyn Fn() + Sync)>())() }
+        }
+        let work = &raw const work;
+        // SAFETY: whoever named the address promised this function. It returns when all calls have, so `work` outlives them, and
+        // that it may be called on several threads is in its type.
+        unsafe { (self.parallel)(call, work.cast_mut().cast(), self.threads as c_uint, 0) }
+    }
+}
+
+/// The threads of a product.
+pub struct Threads(Current);
+
+impl Threads {
+    /// Those of this process.
+    pub fn current(py: Python<'_>) -> PyResult<Self> {
+        current(py).map(Self)
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.0.pool.current_num_threads()
+    }
+
+    /// Calls `work` with products on them.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.0.openmp {
+            Some(openmp) => team::lend(openmp, work),
+            None => self.0.pool.install(work),
+        }
+    }
 }
 
 /// Locked only with the GIL held and never across Python code, so no fork can happen while it is locked.
@@ -30,38 +90,43 @@ fn start(threads: usize) -> PyResult<Arc<ThreadPool>> {
     Ok(Arc::new(pool))
 }
 
-/// The pool of this process.
-pub fn current(_py: Python<'_>) -> PyResult<Arc<ThreadPool>> {
+fn current(_py: Python<'_>) -> PyResult<Current> {
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
     match &*current {
-        Some(known) if known.process == process => Ok(known.pool.clone()),
+        Some(known) if known.process == process => Ok(known.clone()),
         _ => {
-            let pool = start(0)?;
+            let new = Current { process, pool: start(0)?, openmp: None };
             // The parent's pool has no threads here that could be told to stop.
-            std::mem::forget(current.replace(Current { process, pool: pool.clone() }));
-            Ok(pool)
+            std::mem::forget(current.replace(new.clone()));
+            Ok(new)
         }
     }
 }
 
 /// Runs `work` on the pool with the GIL released.
 pub fn run<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> PyResult<R> {
-    let pool = current(py)?;
+    let pool = current(py)?.pool;
     Ok(py.detach(|| pool.install(work)))
 }
 
-/// Sets how many threads share the work from the next call on; 0 for as many as there are processors.
+/// Sets how many threads share the work from the next call on; 0 for as many as there are processors. `parallel` is the address of
+/// `GOMP_parallel` in the runtime whose threads products run on; 0 for the pool's.
 #[pyfunction]
-pub fn set_num_threads(threads: i64) -> PyResult<()> {
+#[pyo3(signature = (threads, parallel = 0))]
+pub fn set_num_threads(threads: i64, parallel: usize) -> PyResult<()> {
     let wanted =
         usize::try_from(threads).ok().filter(|&threads| threads <= MOST_THREADS).ok_or_else(|| {
             Kind::Argument.raise(format!("threads is {threads}; valid are 0 to {MOST_THREADS}"))
         })?;
     let pool = start(wanted)?;
+    // SAFETY: the caller promises such a function at any address but 0, and a pointer to one has the size of an address.
+    let parallel = unsafe { std::mem::transmute::<usize, Option<Parallel>>(parallel) };
+    let threads = pool.current_num_threads();
+    let openmp = parallel.map(|parallel| OpenMp { parallel, threads });
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
-    let old = current.replace(Current { process, pool });
+    let old = current.replace(Current { process, pool, openmp });
     if old.as_ref().is_some_and(|old| old.process != process) {
         std::mem::forget(old);
     }
@@ -71,5 +136,5 @@ pub fn set_num_threads(threads: i64) -> PyResult<()> {
 /// How many threads share the work.
 #[pyfunction]
 pub fn get_num_threads(py: Python<'_>) -> PyResult<usize> {
-    Ok(current(py)?.current_num_threads())
+    Ok(current(py)?.pool.current_num_threads())
 }

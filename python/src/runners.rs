@@ -10,7 +10,7 @@ use dualgemm::{AnyDesc, AnyPlan, AnyRunner, AnyWeights, Error, Target};
 use pyo3::prelude::*;
 
 use crate::error::facade;
-use crate::pool;
+use crate::pool::Threads;
 
 /// Most runners that wait for their next call, and what their buffers may take together.
 const MOST: usize = 32;
@@ -172,12 +172,11 @@ pub fn run<P: Problem, R: Send>(
     target: &Target,
     work: impl FnOnce(&mut P::Runner) -> Result<R, Error> + Send,
 ) -> PyResult<R> {
-    let pool = pool::current(py)?;
+    let all = Threads::current(py)?;
     // A thread of the pool does alone what the caller can do without waking it.
-    let one_is_enough =
-        is_small(&problem) || pool.current_num_threads() == 1 && problem.multiplications().is_some();
+    let one_is_enough = is_small(&problem) || all.count() == 1 && problem.multiplications().is_some();
     let alone = matches!(target, Target::Cpu(_)) && one_is_enough;
-    let threads = Some(if alone { 1 } else { pool.current_num_threads() });
+    let threads = Some(if alone { 1 } else { all.count() });
     let target = match target {
         Target::Cpu(options) => Target::Cpu(CpuOptions { threads, ..*options }),
         gpu => gpu.clone(),
@@ -188,7 +187,7 @@ pub fn run<P: Problem, R: Send>(
         let result = work(&mut runner)?;
         Ok((runner, result))
     };
-    let done = py.detach(|| if alone { work() } else { pool.install(work) });
+    let done = py.detach(|| if alone { work() } else { all.install(work) });
     let (runner, result) = done.map_err(|error: Error| facade(error))?;
     leave(py, problem, target, runner);
     Ok(result)

@@ -2,6 +2,7 @@
 transformers is missing."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import dualgemm
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from dualgemm import nn  # noqa: E402
+from dualgemm import _threads, nn  # noqa: E402
 
 BATCHES = [torch.arange(12)[None] * 7 % 96, {"input_ids": torch.arange(20)[None] * 5 % 96}, (torch.arange(3)[None],)]
 
@@ -180,6 +181,8 @@ def test_torchs_number_of_threads_is_taken_over():
             torch.set_num_threads(threads)
             dualgemm.linear(torch.ones(1, 32), w)
             assert dualgemm.get_num_threads() == threads
+        if sys.platform == "linux" and "OpenMP" in torch.__config__.parallel_info():
+            assert _threads._parallel(torch)
         dualgemm.set_num_threads(2)
         torch.set_num_threads(1)
         assert dualgemm.get_num_threads() == 2

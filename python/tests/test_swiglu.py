@@ -1,6 +1,7 @@
 """The operation over every kind of array, layout and misuse, against the f64 reference."""
 
 import copy
+import ctypes
 import threading
 import warnings
 
@@ -238,6 +239,31 @@ def test_the_number_of_threads_changes_nothing_exact(weights):
             results.append(dualgemm.swiglu(a, weights, quantize_a="dynamic"))
         np.testing.assert_array_equal(results[0], results[1])
         np.testing.assert_array_equal(results[0], results[2])
+    finally:
+        dualgemm.set_num_threads(before)
+
+
+def test_products_run_on_the_threads_of_an_openmp_runtime():
+    gate, up = (dualgemm.quantize(matrix(512, 1024, seed)) for seed in (1, 2))
+    weights, a = Weights.from_tensors(gate=gate, up=up), matrix(4, 1024, 3)
+    want, teams = dualgemm.swiglu(a, weights), []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    def parallel(function, data, threads, flags):
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        team = [threading.Thread(target=function, args=(data,)) for _ in range(threads)]
+        for thread in team:
+            thread.start()
+        for thread in team:
+            thread.join()
+        teams.append((threads, flags))
+
+    before = dualgemm.get_num_threads()
+    try:
+        _dualgemm.set_num_threads(3, ctypes.cast(parallel, ctypes.c_void_p).value)
+        assert dualgemm.get_num_threads() == 3
+        np.testing.assert_array_equal(dualgemm.swiglu(a, weights), want)
+        assert set(teams) == {(3, 0)}
     finally:
         dualgemm.set_num_threads(before)
 

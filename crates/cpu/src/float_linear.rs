@@ -42,7 +42,7 @@ use crate::tile::{MAX_TILE_ROWS, TILE_COLS};
 #[cfg(target_arch = "x86_64")]
 use crate::w4a16::dots::Dots;
 use crate::w4a16::widen;
-use crate::{CpuOptions, Error, Isa, vmath};
+use crate::{CpuOptions, Error, Isa, team, vmath};
 
 /// Elements of K that are multiplied for all rows of a tile before the next ones: 256 KiB of f32.
 const STRETCH: usize = 1024;
@@ -120,7 +120,7 @@ impl FloatLinear {
             }
         }
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
-        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
+        let threads = options.threads.unwrap_or_else(team::threads).max(1);
         let wave = rows.min(WAVE_ROWS);
         let wave = if wave < MIN_BLOCK_ROWS { wave } else { wave.next_multiple_of(BLOCK_ROWS) };
         let words = k.checked_add(2 * PAD).and_then(|_| padded(k).checked_mul(wave));

@@ -1,8 +1,8 @@
-//! Threads that stay awake between calls, for products of a few rows.
+//! Threads that stay awake between calls, for products of a few rows: a [`Team`], or the caller's own that it [lends](lend).
 //!
 //! rayon's threads look for work in each other's queues and sleep when they find none, which suits everything else. But on 16
 //! threads of an Emerald Rapids it takes 9 µs until the last of them has work and the first knows that all are done, where one
-//! token takes 140 µs. Here a call is one word that all threads watch: 4 µs.
+//! token takes 140 µs. In a team a call is one word that all threads watch: 4 µs.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -73,13 +73,45 @@ unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is used only during the call whose closure it points to, and that closure is `Sync`.
 unsafe impl Send for Shared {}
 
+/// Threads of another library, such as those of an OpenMP runtime.
+///
+/// A program that computes with such a library and with this one, in turns, has twice as many threads as processors if each brings
+/// its own, and those of one take time from those of the other while they wait for work.
+pub trait LentThreads: Sync {
+    /// Threads, the caller's among them.
+    fn count(&self) -> usize;
+
+    /// Calls `work`, which does not panic, on the caller's thread and at the same time on others, and returns when all have.
+    fn run(&self, work: &(dyn Fn() + Sync));
+}
+
+/// Calls `body` on this thread, with products and packs on `threads`. Results do not depend on it.
+pub fn lend<R>(threads: &dyn LentThreads, body: impl FnOnce() -> R) -> R {
+    // SAFETY: the two types differ in the lifetime alone, and `Inside` takes the pointer away again before `threads` ends.
+    let threads = unsafe { std::mem::transmute::<*const dyn LentThreads, *const dyn LentThreads>(threads) };
+    let _inside = Inside::new(Some(Current::Lent(threads)));
+    body()
+}
+
+/// What a thread is inside of.
+#[derive(Clone, Copy)]
+enum Current {
+    Team(*const Shared),
+    Lent(*const dyn LentThreads),
+}
+
 thread_local! {
-    /// The team that this thread is inside of.
-    static CURRENT: Cell<Option<*const Shared>> = const { Cell::new(None) };
+    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
 }
 
 /// What [`CURRENT`] was, and will be when this is dropped.
-struct Inside(Option<*const Shared>);
+struct Inside(Option<Current>);
+
+impl Inside {
+    fn new(current: Option<Current>) -> Self {
+        Self(CURRENT.replace(current))
+    }
+}
 
 impl Drop for Inside {
     fn drop(&mut self) {
@@ -125,11 +157,11 @@ impl Team {
     /// is inside already does not. The [sink](crate::TileSink) of a product must not call this.
     pub fn install<R>(&self, body: impl FnOnce() -> R) -> R {
         let shared: *const Shared = &*self.shared;
-        if CURRENT.get() == Some(shared) {
+        if matches!(CURRENT.get(), Some(Current::Team(current)) if current == shared) {
             return body();
         }
         let _turn = lock(&self.inside);
-        let _inside = Inside(CURRENT.replace(Some(shared)));
+        let _inside = Inside::new(Some(Current::Team(shared)));
         body()
     }
 }
@@ -145,13 +177,19 @@ impl Drop for Team {
     }
 }
 
-/// Threads for the products of a caller: those of the [`Team`] it is inside of, or else of the current rayon pool.
+/// Threads for the products of a caller: those of the [`Team`] it is inside of, or lent ones, or else of the current rayon pool.
 pub(crate) fn threads() -> usize {
-    current().map_or_else(rayon::current_num_threads, |team| team.count)
+    match CURRENT.get() {
+        // SAFETY: `install` borrows the team until it takes the pointer away again.
+        Some(Current::Team(team)) => unsafe { (*team).count },
+        // SAFETY: `lend` borrows the threads until it takes the pointer away again.
+        Some(Current::Lent(lent)) => unsafe { (*lent).count() },
+        None => rayon::current_num_threads(),
+    }
 }
 
-/// Calls `body` where products start without waking anything: on this thread inside of a [`Team`], or else inside of the current rayon
-/// pool, which each product would otherwise enter from outside.
+/// Calls `body` where products start without waking anything: on this thread inside of a [`Team`] or with lent threads, or else inside
+/// of the current rayon pool, which each product would otherwise enter from outside.
 pub fn enter<R: Send>(body: impl FnOnce() -> R + Send) -> R {
     if awake() { body() } else { rayon::scope(|_| body()) }
 }
@@ -167,24 +205,37 @@ pub fn for_each_part<T: Send>(slice: &mut [T], len: usize, body: impl Fn(usize, 
 
 /// Whether threads are awake to take shares of a few microseconds.
 pub(crate) fn awake() -> bool {
-    current().is_some()
-}
-
-fn current<'a>() -> Option<&'a Shared> {
-    // SAFETY: `install` borrows the team until it takes the pointer away again.
-    CURRENT.get().map(|shared| unsafe { &*shared })
+    CURRENT.get().is_some()
 }
 
 /// Calls `work` with the numbers below `workers`, or fewer of them if there are fewer threads, on threads of the team that this one is
-/// inside of. Returns whether there is a team.
+/// inside of, or on lent ones. Returns whether there are any.
 pub(crate) fn run<W: Fn(usize) + Sync>(workers: usize, work: &W) -> bool {
-    match current() {
-        // What a job starts itself goes to rayon.
-        Some(team) if team.open.0.load(Ordering::Relaxed) < PART => {
-            team.run(workers.min(team.count), work);
-            true
+    let Some(current) = CURRENT.get() else { return false };
+    // What a job starts itself goes to rayon.
+    let _outside = Inside::new(None);
+    match current {
+        // SAFETY: as in `threads`.
+        Current::Team(team) => unsafe { (*team).run(workers.min((*team).count), work) },
+        // SAFETY: as in `threads`.
+        Current::Lent(lent) => run_lent(unsafe { &*lent }, workers, work),
+    }
+    true
+}
+
+/// Threads get numbers as they come; more than `workers` have nothing to do.
+fn run_lent<W: Fn(usize) + Sync>(lent: &dyn LentThreads, workers: usize, work: &W) {
+    let (next, panic) = (AtomicUsize::new(0), Mutex::new(None));
+    lent.run(&|| {
+        let worker = next.fetch_add(1, Ordering::Relaxed);
+        if worker < workers
+            && let Err(fault) = catch_unwind(AssertUnwindSafe(|| work(worker)))
+        {
+            lock(&panic).get_or_insert(fault);
         }
-        _ => false,
+    });
+    if let Some(fault) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        resume_unwind(fault);
     }
 }
 
@@ -349,6 +400,47 @@ mod tests {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
         pool.install(|| assert_eq!(enter(here), (false, std::thread::current().id())));
         assert_ne!(enter(here).1, std::thread::current().id());
+    }
+
+    /// Threads that are started for each call.
+    struct Started(usize);
+
+    impl LentThreads for Started {
+        fn count(&self) -> usize {
+            self.0
+        }
+
+        fn run(&self, work: &(dyn Fn() + Sync)) {
+            std::thread::scope(|scope| {
+                (1..self.0).for_each(|_| _ = scope.spawn(work));
+                work();
+            });
+        }
+    }
+
+    #[test]
+    fn lent_threads_do_items_once() {
+        let inside = || {
+            assert!(awake());
+            for workers in [1, 2, 9] {
+                assert_eq!(counts(workers), [1; 100], "{workers}");
+            }
+            // A job of a job.
+            for_each(2, 2, |_| (), |(), _| assert_eq!(counts(2), [1; 100]));
+            threads()
+        };
+        assert_eq!([1, 3].map(|count| lend(&Started(count), inside)), [1, 3]);
+        assert!(!awake());
+        let team = Team::new(2).unwrap();
+        assert_eq!(lend(&Started(3), || [team.install(threads), threads()]), [2, 3]);
+    }
+
+    #[test]
+    fn panics_of_lent_threads_reach_the_caller() {
+        let fault = || run(3, &|worker| assert!(worker != 0, "worker {worker}"));
+        let message = catch_unwind(|| lend(&Started(3), fault)).unwrap_err();
+        assert_eq!(message.downcast_ref::<String>().unwrap(), "worker 0");
+        assert!(!awake());
     }
 
     #[test]

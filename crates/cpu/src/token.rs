@@ -22,7 +22,7 @@ use crate::aligned::Aligned;
 use crate::float_linear::Element;
 use crate::isa::{Available, InstructionSet, Work};
 use crate::threads::{self, SharedSlice};
-use crate::{CpuOptions, Error, Isa, vmath};
+use crate::{CpuOptions, Error, Isa, team, vmath};
 
 /// A product that a layer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +140,7 @@ impl TokenLayer {
     pub fn new(desc: &LayerDesc, options: CpuOptions) -> Result<Self, Error> {
         desc.check()?;
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?.checked()?;
-        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
+        let threads = options.threads.unwrap_or_else(team::threads).max(1);
         let of_token = 2 * desc.hidden + 2 * (desc.heads + desc.kv_heads) * desc.head_dim;
         let room = Aligned::zeroed(desc.rows * of_token);
         Ok(Self { desc: *desc, isa, threads, room })
