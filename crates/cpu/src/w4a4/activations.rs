@@ -216,13 +216,8 @@ impl Block {
 /// The codes in 8 bytes, with even elements in low nibbles.
 #[inline(always)]
 fn unpack(bytes: &[u8; CHUNK_K / 2]) -> [u8; CHUNK_K] {
-    let halves = u64::from_le_bytes(*bytes);
-    let [low, high] = [halves as u32, (halves >> 32) as u32].map(|nibbles| {
-        let words = (u64::from(nibbles) | u64::from(nibbles) << 16) & 0x0000_FFFF_0000_FFFF;
-        let bytes = (words | words << 8) & 0x00FF_00FF_00FF_00FF;
-        (bytes | bytes << 4) & 0x0F0F_0F0F_0F0F_0F0F
-    });
-    (u128::from(low) | u128::from(high) << 64).to_le_bytes()
+    let codes = |byte| (u16::from(byte) | u16::from(byte) << 4) & 0x0F0F;
+    bytemuck::cast(bytes.map(|byte| codes(byte).to_le()))
 }
 
 /// 16 elements of a row as f32: in place if they are f32, or else in `room`.
