@@ -248,6 +248,21 @@ mod tests {
         assert_eq!(unpack(&bytes), codes);
     }
 
+    #[test]
+    fn rows_for_tiles_start_on_a_line_exact() {
+        let kernel = crate::w4a4::Kernel {
+            tiles: true,
+            ..crate::w4a4::Kernel::new(crate::Isa::Portable.checked().unwrap())
+        };
+        for chunks in (2..=448).step_by(2) {
+            let bytes = kernel.row_blocks(chunks) * size_of::<Block>();
+            assert!(
+                bytes.is_multiple_of(64) && bytes >= chunks * CHUNK_K * size_of::<u16>(),
+                "{chunks} chunks: {bytes} bytes"
+            );
+        }
+    }
+
     /// Each of the 126 scales of nvfp4 but 0, twice and behind one that can be an integer.
     #[test]
     fn scales_become_integers_where_all_are_exact() {
