@@ -33,8 +33,10 @@ pub(crate) struct Pass {
     pub(crate) b: *const u16,
     /// Steps of [`TILE_K`], at least one.
     pub(crate) steps: usize,
-    /// `[row][32]`: the products are added to them.
+    /// `[row][32]`.
     pub(crate) sums: *mut f32,
+    /// Whether the products are added to the sums, and do not overwrite them.
+    pub(crate) add: bool,
 }
 
 /// The tile registers of a thread.
@@ -141,7 +143,7 @@ mod hardware {
     /// The real registers. They are released when this is dropped.
     #[derive(Debug)]
     pub(crate) struct Amx {
-        /// The rows that the registers are configured for; 0 before.
+        /// The rows of the registers for groups that are not full; 0 if none are configured.
         rows: usize,
     }
 
@@ -160,10 +162,44 @@ mod hardware {
         ($($offset:literal)*) => { concat!($("prefetcht0 [{a} + ", $offset, "]\n"),*) };
     }
 
+    /// A pass with these registers for the sums of gate and up, and for A.
+    macro_rules! multiply {
+        ($pass:ident, $gate:literal $up:literal $a:literal) => {{
+            let &Pass { a, rows, b, steps, sums, add } = $pass;
+            asm!(
+                "test {add}, {add}",
+                "jz 2f",
+                concat!("tileloadd ", $gate, ", [{sums} + {sums_stride}]"),
+                concat!("tileloadd ", $up, ", [{sums} + {sums_stride} + 64]"),
+                "2:",
+                concat!("tileloadd ", $a, ", [{a} + {stride}]"),
+                "tileloadd tmm3, [{b} + {stride}]",
+                concat!("tdpbf16ps ", $gate, ", ", $a, ", tmm3"),
+                fetch_next!(1024 1088 1152 1216 1280 1344 1408 1472 1536 1600 1664 1728 1792 1856 1920 1984),
+                "tileloadd tmm3, [{b} + {stride} + 1024]",
+                concat!("tdpbf16ps ", $up, ", ", $a, ", tmm3"),
+                "add {a}, {step}",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 2b",
+                concat!("tilestored [{sums} + {sums_stride}], ", $gate),
+                concat!("tilestored [{sums} + {sums_stride} + 64], ", $up),
+                concat!("tilezero ", $gate),
+                concat!("tilezero ", $up),
+                concat!("tilezero ", $a),
+                "tilezero tmm3",
+                a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _,
+                sums = in(reg) sums, step = in(reg) rows * 64, add = in(reg) u64::from(add),
+                stride = in(reg) 64usize, sums_stride = in(reg) TILE_COLS * size_of::<f32>(),
+                options(nostack),
+            );
+        }};
+    }
+
     impl Amx {
-        /// Sets the rows of A and of sums. That takes 0.1 µs.
+        /// Sets the rows of A and of sums of groups that are not full. That takes 0.1 µs.
         fn configure(&mut self, rows: usize) {
-            if self.rows == rows {
+            if self.rows == rows || (self.rows > 0 && rows == TILE_ROWS) {
                 return;
             }
             let mut configuration = Configuration {
@@ -174,8 +210,8 @@ mod hardware {
                 rows: [0; 16],
             };
             let (rows, all) = (rows as u8, TILE_ROWS as u8);
-            configuration.rows[..4].copy_from_slice(&[rows, rows, rows, all]);
-            configuration.bytes_per_row[..4].fill(64);
+            configuration.rows[..7].copy_from_slice(&[all, all, all, all, rows, rows, rows]);
+            configuration.bytes_per_row[..7].fill(64);
             // SAFETY: whoever called `new` vouched for the unit, and the configuration keeps the rules of the palette. Tile
             // registers are all that changes, and no code but `pass` uses them.
             unsafe {
@@ -190,38 +226,21 @@ mod hardware {
             Self { rows: 0 }
         }
 
-        // Tiles 0 and 1 are sums of gate and up, 2 is A, and 3 is B. With six tiles two groups of rows would share those of B. But the
-        // fewer a loop holds, the better two threads of a core share the registers behind the names: on 16 threads of an Emerald
-        // Rapids, two to a core, 128 rows are multiplied in 12 % less time than with six, and on one thread in 6 % less. Each
-        // step fetches the lines of A that the next one reads from the second-level cache: 5 %.
+        // A pass holds four registers, sums of gate and up, A and B. With six, two groups of rows would share B. But the fewer are held, the
+        // better two threads of a core share the registers behind the names: on 16 threads of an Emerald Rapids, two to a core, 128
+        // rows are multiplied in 12 % less time than with six, and on one thread in 6 % less. A register of zeros holds none, so all are
+        // zero between passes: else the three for groups that are not full, which save a change of rows for each block of K, cost more
+        // than they save. Each step fetches the lines of A that the next one reads from the second-level cache: 5 %.
         unsafe fn pass(&mut self, pass: &Pass) {
-            let Pass { a, rows, b, steps, sums } = *pass;
-            let (stride, sums_stride, step) = (64usize, TILE_COLS * size_of::<f32>(), rows * 64);
-            self.configure(rows);
-            // SAFETY: the caller vouches for what is read and written: tiles have 64 bytes in each of their rows. Nothing relies
-            // on what tile registers hold before and after a block. A step of B is two tiles of 1024 bytes.
+            self.configure(pass.rows);
+            // SAFETY: the caller vouches for what is read and written: tiles have 64 bytes in each of their rows. Registers are zero
+            // before and after a block, as configuring them makes them. A step of B is two tiles of 1024 bytes.
             unsafe {
-                asm!(
-                    "tileloadd tmm0, [{sums} + {sums_stride}]",
-                    "tileloadd tmm1, [{sums} + {sums_stride} + 64]",
-                    "2:",
-                    "tileloadd tmm2, [{a} + {stride}]",
-                    "tileloadd tmm3, [{b} + {stride}]",
-                    "tdpbf16ps tmm0, tmm2, tmm3",
-                    fetch_next!(1024 1088 1152 1216 1280 1344 1408 1472 1536 1600 1664 1728 1792 1856 1920 1984),
-                    "tileloadd tmm3, [{b} + {stride} + 1024]",
-                    "tdpbf16ps tmm1, tmm2, tmm3",
-                    "add {a}, {step}",
-                    "add {b}, 2048",
-                    "dec {steps}",
-                    "jnz 2b",
-                    "tilestored [{sums} + {sums_stride}], tmm0",
-                    "tilestored [{sums} + {sums_stride} + 64], tmm1",
-                    a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _,
-                    sums = in(reg) sums, step = in(reg) step,
-                    stride = in(reg) stride, sums_stride = in(reg) sums_stride,
-                    options(nostack),
-                );
+                if pass.rows == TILE_ROWS {
+                    multiply!(pass, "tmm0" "tmm1" "tmm2");
+                } else {
+                    multiply!(pass, "tmm4" "tmm5" "tmm6");
+                }
             }
         }
     }
@@ -269,7 +288,7 @@ mod emulated {
         }
 
         unsafe fn pass(&mut self, pass: &Pass) {
-            let Pass { a, rows, b, steps, sums } = *pass;
+            let Pass { a, rows, b, steps, sums, add } = *pass;
             assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows of a tile");
             for (step, row) in (0..steps).flat_map(|step| (0..rows).map(move |row| (step, row))) {
                 for column in 0..TILE_COLS {
@@ -279,7 +298,7 @@ mod emulated {
                         let a = a.add((step * rows + row) * TILE_K).cast::<[u16; TILE_K]>().read();
                         let b = b.add((step * TILE_COLS + column / 16 * 16) * TILE_K);
                         let b = std::array::from_fn(|k| b.add(k / 2 * 32 + column % 16 * 2 + k % 2).read());
-                        *sum = dot(*sum, &a, &b);
+                        *sum = dot(if add || step > 0 { *sum } else { 0.0 }, &a, &b);
                     }
                 }
             }

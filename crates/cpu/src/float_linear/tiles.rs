@@ -20,7 +20,6 @@ impl Multiply<'_> {
         let a = &bytemuck::cast_slice::<f32, u16>(self.words)[self.tile / BLOCK_ROWS * of_block..]
             [..blocks * of_block];
         let (sums, room) = self.room.split_at_mut(blocks * BLOCK_ROWS * TILE_COLS);
-        sums.fill(0.0);
         let sums = sums.as_chunks_mut::<{ BLOCK_ROWS * TILE_COLS }>().0;
         let weights = bytemuck::cast_slice_mut::<f32, u16>(room).as_chunks_mut::<TILE_K>().0;
         // SAFETY: the caller's machine has the unit.
@@ -47,7 +46,7 @@ impl Multiply<'_> {
                     let a = weights[group * steps * TILE_ROWS..].as_ptr().cast();
                     let sums = sums[group * TILE_ROWS * TILE_COLS..].as_mut_ptr();
                     // SAFETY: a block has so many steps of A and of each group of weights, and 32 sums of each feature.
-                    unsafe { unit.pass(&Pass { a, rows: TILE_ROWS, b, steps, sums }) };
+                    unsafe { unit.pass(&Pass { a, rows: TILE_ROWS, b, steps, sums, add: first > 0 }) };
                 }
             }
         }

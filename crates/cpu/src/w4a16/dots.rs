@@ -65,7 +65,8 @@ unsafe fn multiply<const COUNT: usize>(pass: &Pass, a: *const u16, stride: usize
         for (row, chains) in chains.into_iter().enumerate() {
             for (half, chain) in chains.into_iter().enumerate() {
                 let to = sums.add(row * TILE_COLS + half * 16);
-                _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), chain));
+                let before = if pass.add { _mm512_loadu_ps(to) } else { _mm512_setzero_ps() };
+                _mm512_storeu_ps(to, _mm512_add_ps(before, chain));
             }
         }
     }

@@ -111,7 +111,8 @@ unsafe fn multiply<const COUNT: usize>(
                 // One row if the pair is one row twice.
                 for (row, chain) in (2 * pair..rows).zip(chains) {
                     let to = sums.add(row * TILE_COLS + 4 * four);
-                    vst1q_f32(to, vaddq_f32(vld1q_f32(to), vreinterpretq_f32_u32(chain)));
+                    let before = if pass.add { vld1q_f32(to) } else { vdupq_n_f32(0.0) };
+                    vst1q_f32(to, vaddq_f32(before, vreinterpretq_f32_u32(chain)));
                 }
             }
         }

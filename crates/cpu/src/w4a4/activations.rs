@@ -216,13 +216,8 @@ impl Block {
 /// The codes in 8 bytes, with even elements in low nibbles.
 #[inline(always)]
 fn unpack(bytes: &[u8; CHUNK_K / 2]) -> [u8; CHUNK_K] {
-    let halves = u64::from_le_bytes(*bytes);
-    let [low, high] = [halves as u32, (halves >> 32) as u32].map(|nibbles| {
-        let words = (u64::from(nibbles) | u64::from(nibbles) << 16) & 0x0000_FFFF_0000_FFFF;
-        let bytes = (words | words << 8) & 0x00FF_00FF_00FF_00FF;
-        (bytes | bytes << 4) & 0x0F0F_0F0F_0F0F_0F0F
-    });
-    (u128::from(low) | u128::from(high) << 64).to_le_bytes()
+    let codes = |byte| (u16::from(byte) | u16::from(byte) << 4) & 0x0F0F;
+    bytemuck::cast(bytes.map(|byte| codes(byte).to_le()))
 }
 
 /// 16 elements of a row as f32: in place if they are f32, or else in `room`.
@@ -251,6 +246,21 @@ mod tests {
         let codes: [u8; CHUNK_K] = std::array::from_fn(|k| (k as u8 * 7 + 3) % 16);
         let bytes = std::array::from_fn(|i| pack(codes[2 * i], codes[2 * i + 1]));
         assert_eq!(unpack(&bytes), codes);
+    }
+
+    #[test]
+    fn rows_for_tiles_start_on_a_line_exact() {
+        let kernel = crate::w4a4::Kernel {
+            tiles: true,
+            ..crate::w4a4::Kernel::new(crate::Isa::Portable.checked().unwrap())
+        };
+        for chunks in (2..=448).step_by(2) {
+            let bytes = kernel.row_blocks(chunks) * size_of::<Block>();
+            assert!(
+                bytes.is_multiple_of(64) && bytes >= chunks * CHUNK_K * size_of::<u16>(),
+                "{chunks} chunks: {bytes} bytes"
+            );
+        }
     }
 
     /// Each of the 126 scales of nvfp4 but 0, twice and behind one that can be an integer.

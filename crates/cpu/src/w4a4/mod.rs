@@ -93,9 +93,12 @@ impl Kernel {
         Self { tiles: fit_tiles(a, b, k) && self.isa.tiles.are_real(), ..self }
     }
 
-    /// Blocks that hold a row of so many chunks.
+    /// Blocks that hold a row of so many chunks. For tiles they are a whole number of lines: loading a row of a tile from two takes twice
+    /// as long.
     pub(crate) fn row_blocks(self, chunks: usize) -> usize {
-        if self.tiles { (chunks * CHUNK_K * size_of::<u16>()).div_ceil(size_of::<Block>()) } else { chunks }
+        const LINES: usize = 3 * 64 / size_of::<Block>();
+        let bytes = chunks * CHUNK_K * size_of::<u16>();
+        if self.tiles { bytes.div_ceil(size_of::<Block>()).next_multiple_of(LINES) } else { chunks }
     }
 
     /// Whether tiles multiply so many rows.
