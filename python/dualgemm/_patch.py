@@ -530,7 +530,7 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
         setattr(model.get_submodule(parent), last, step.make())
         report.replaced[step.name] = step.what
     report.attention = take_attention(model)
-    if report.attention:
+    if "transformers.modeling_utils" in sys.modules:
         from .decoder import take_layers
 
         report.layers = take_layers(model)
