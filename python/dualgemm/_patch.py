@@ -472,6 +472,12 @@ class Plan:
         return Step(name, "linear layers", make, [n, k], how["dtype"], f"split={how['split']!r}")
 
 
+def replace(model, name, new):
+    """Puts a module in the place of the one of this name."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, new)
+
+
 def opened(checkpoint, reading):
     """The checkpoint at a path, or the one that is open."""
     if not isinstance(checkpoint, Checkpoint):
@@ -525,10 +531,15 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
     report = PatchReport()
     report.left = plan.left
     report.unused = [module for module in plan.names if module not in plan.taken]
-    for step in plan.steps:
-        parent, _, last = step.name.rpartition(".")
-        setattr(model.get_submodule(parent), last, step.make())
-        report.replaced[step.name] = step.what
+
+    def packed():
+        for step in plan.steps:
+            replace(model, step.name, step.make())
+            report.replaced[step.name] = step.what
+        return plan
+
+    # Of a layer that is whole on each rank, too, all hear if one has no memory for it.
+    together(group, packed)
     report.attention = take_attention(model)
     if "transformers.modeling_utils" in sys.modules:
         from .decoder import take_layers
