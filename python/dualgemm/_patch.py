@@ -185,6 +185,8 @@ class Plan:
             else:
                 self.converted.update(map(normal, names))
         self.mlps = self.mlps_by_name()
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
+        self.tied = {ours.rpartition(".")[0]: theirs.rpartition(".")[0] for ours, theirs in tied.items()}
         self.taken, self.steps, self.left, self.below = set(), [], {}, ()
         # Whether any module, taken or left, has a counterpart.
         self.met = False
@@ -452,6 +454,9 @@ class Plan:
             return None
         held, why = self.modules.get(normal(name)), self.why_left(name, module)
         self.met |= held is not None
+        of = self.tied.get(name)
+        if why and of:
+            why += f"; its weights are those of {of}"
         if why:
             # A class of its own does something else, too.
             in_16_bits = type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES
@@ -469,7 +474,8 @@ class Plan:
         how = {"dtype": module.weight.dtype, "device": self.device(name, module.weight), "split": self.splits.get(name)}
         common = self.common if how["split"] else {**self.common, "group": None}
         make = lambda: self.nn.NVFP4Linear.from_checkpoint(self.checkpoint, held, **how, **common)
-        return Step(name, "linear layers", make, [n, k], how["dtype"], f"split={how['split']!r}")
+        what = f"linear layers no longer tied to {of}" if of else "linear layers"
+        return Step(name, what, make, [n, k], how["dtype"], f"split={how['split']!r}")
 
 
 def replace(model, name, new):
