@@ -51,8 +51,10 @@ impl FloatLinear {
         self.shape
     }
 
-    /// There is nothing to check beside the operands.
-    fn _check(&self) {}
+    /// Checks what a call without rows would not read.
+    fn _check(&self, py: Python<'_>) -> PyResult<()> {
+        self.operands(py).map(drop)
+    }
 
     /// Computes C of a 2-D A into an array, on the processor.
     fn _run(
