@@ -116,13 +116,24 @@ def together(group, make, checkpoint=None):
     check_group(group)
     if group is None:
         return make()
+    try:
+        return _agreed(group, make, checkpoint)
+    except Exception as error:
+        # Whoever makes several parts at once does not tell the others again.
+        error.is_told = True
+        raise
+
+
+def _agreed(group, make, checkpoint):
     module = error = None
     try:
         module = make()
         said, files = module.part(), files_of(getattr(module, "checkpoint", checkpoint))
         digest = _digest(tuple((path, stat.st_size, stat.st_mtime_ns) for path in files for stat in [os.stat(path)]))
     except Exception as raised:  # noqa: BLE001 — it is raised below, after the others know.
-        error, said, digest = raised, str(raised), None
+        if getattr(raised, "is_told", False):
+            raise
+        error, said, digest = raised, str(raised) or repr(raised), None
     text = said if isinstance(said, str) else hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
     all_said = gathered(group, (error is not None, text, digest))
     if error is not None:

@@ -185,6 +185,8 @@ class Plan:
             else:
                 self.converted.update(map(normal, names))
         self.mlps = self.mlps_by_name()
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
+        self.tied = {ours.rpartition(".")[0]: theirs.rpartition(".")[0] for ours, theirs in tied.items()}
         self.taken, self.steps, self.left, self.below = set(), [], {}, ()
         # Whether any module, taken or left, has a counterpart.
         self.met = False
@@ -452,6 +454,9 @@ class Plan:
             return None
         held, why = self.modules.get(normal(name)), self.why_left(name, module)
         self.met |= held is not None
+        of = self.tied.get(name)
+        if why and of:
+            why += f"; its weights are those of {of}"
         if why:
             # A class of its own does something else, too.
             in_16_bits = type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES
@@ -469,7 +474,14 @@ class Plan:
         how = {"dtype": module.weight.dtype, "device": self.device(name, module.weight), "split": self.splits.get(name)}
         common = self.common if how["split"] else {**self.common, "group": None}
         make = lambda: self.nn.NVFP4Linear.from_checkpoint(self.checkpoint, held, **how, **common)
-        return Step(name, "linear layers", make, [n, k], how["dtype"], f"split={how['split']!r}")
+        what = f"linear layers no longer tied to {of}" if of else "linear layers"
+        return Step(name, what, make, [n, k], how["dtype"], f"split={how['split']!r}")
+
+
+def replace(model, name, new):
+    """Puts a module in the place of the one of this name."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, new)
 
 
 def opened(checkpoint, reading):
@@ -525,12 +537,17 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
     report = PatchReport()
     report.left = plan.left
     report.unused = [module for module in plan.names if module not in plan.taken]
-    for step in plan.steps:
-        parent, _, last = step.name.rpartition(".")
-        setattr(model.get_submodule(parent), last, step.make())
-        report.replaced[step.name] = step.what
+
+    def packed():
+        for step in plan.steps:
+            replace(model, step.name, step.make())
+            report.replaced[step.name] = step.what
+        return plan
+
+    # Of a layer that is whole on each rank, too, all hear if one has no memory for it.
+    together(group, packed)
     report.attention = take_attention(model)
-    if report.attention:
+    if "transformers.modeling_utils" in sys.modules:
         from .decoder import take_layers
 
         report.layers = take_layers(model)

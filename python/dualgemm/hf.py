@@ -191,9 +191,8 @@ class Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model, **kwargs):
         set_loading(model, False)
         without_hooks(model)
-        if model.dualgemm_report.attention:
-            # Weights in 16 bits are there now.
-            model.dualgemm_report.layers = take_layers(model)
+        # Weights in 16 bits are there now.
+        model.dualgemm_report.layers = take_layers(model)
         del model._adjust_missing_and_unexpected_keys
         # What is saved has the files' names already.
         model._weight_conversions = []

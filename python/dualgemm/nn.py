@@ -12,7 +12,7 @@ from ._arrays import is_followed
 from ._attention import is_known
 from ._ops import Experts, Linear, Mlp, Weights, floats
 from ._parallel import check_group, experts_of, rank_of, together
-from ._patch import DOWN, PatchReport, Plan, Step, check_biases, opened, patch_model, unsupported
+from ._patch import DOWN, PatchReport, Plan, Step, check_biases, opened, patch_model, replace, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
@@ -452,8 +452,7 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, ot
     # All are loaded before one is replaced: a fault leaves the model as it was.
     replacements = [(step.name, step.make()) for step in plan.steps]
     for name, new in replacements:
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, new)
+        replace(model, name, new)
     return [name for name, _ in replacements]
 
 

@@ -11,9 +11,10 @@ use dualgemm::{Error, LayerCall, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
-use crate::array::Array;
+use crate::array::{Array, Dtype};
 use crate::destination::output;
 use crate::error::{Kind, facade, refuse};
+use crate::facts::float_values;
 use crate::float_linear::FloatLinear;
 use crate::linear::Linear;
 use crate::mlp::Mlp;
@@ -126,6 +127,7 @@ pub struct DecoderLayer {
     kv_heads: usize,
     head_dim: usize,
     hidden: usize,
+    norms_round_once: bool,
 }
 
 /// The weights of a norm, and what it adds to the mean.
@@ -134,12 +136,14 @@ type NormOf<'py> = (Bound<'py, PyAny>, f32);
 #[pymethods]
 impl DecoderLayer {
     #[new]
+    #[pyo3(signature = (linears, mlp, heads, head_dim, norms_round_once = false))]
     fn new(
         py: Python<'_>,
         linears: [LayerWeights; 4],
         mlp: Option<Py<Mlp>>,
         heads: usize,
         head_dim: usize,
+        norms_round_once: bool,
     ) -> PyResult<Self> {
         let [q, k, v, o] = linears.each_ref().map(|linear| linear.shape(py));
         let (hidden, of_queries) = (q.1, heads * head_dim);
@@ -151,7 +155,7 @@ impl DecoderLayer {
                  {head_dim}"
             )));
         }
-        Ok(Self { kv_heads: k.0 / head_dim, linears, mlp, heads, head_dim, hidden })
+        Ok(Self { kv_heads: k.0 / head_dim, linears, mlp, heads, head_dim, hidden, norms_round_once })
     }
 
     /// Whether it takes prompts in bf16 on this machine.
@@ -161,9 +165,10 @@ impl DecoderLayer {
     }
 
     /// Computes a token, or a prompt of more. `norms` are those before attention and before the MLP, and of queries and keys in
-    /// families that have them; `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, where `len` tokens
-    /// are there, none before a prompt. Without an MLP, `out` is what it is added to, and `normed` what it reads.
-    #[pyo3(signature = (x, norms, rotation, scale, cache, len, out, normed = None))]
+    /// families that have them; `rotation` is the cosines and sines; `cache` the keys and values, `[…, kv_heads, room, head_dim]`, where
+    /// `len` tokens are there, none before a prompt, and the first `unseen` are not attended to. Without an MLP, `out` is what it is
+    /// added to, and `normed` what it reads. `sinks` are those of each head, in families that have them.
+    #[pyo3(signature = (x, norms, rotation, scale, cache, len, unseen, out, normed = None, sinks = None))]
     #[allow(clippy::too_many_arguments, reason = "Python passes them one by one")]
     fn _run(
         &self,
@@ -174,8 +179,10 @@ impl DecoderLayer {
         scale: f32,
         cache: [Bound<'_, PyAny>; 2],
         len: usize,
+        unseen: usize,
         out: &Bound<'_, PyAny>,
         normed: Option<&Bound<'_, PyAny>>,
+        sinks: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let x = Array::on_cpu("x", x)?;
         let norms = norms.into_iter().map(|(weight, eps)| Ok((Array::on_cpu("a norm", &weight)?, eps)));
@@ -184,7 +191,8 @@ impl DecoderLayer {
         let [mut keys, mut values] = [Array::on_cpu("keys", &cache[0])?, Array::on_cpu("values", &cache[1])?];
         let mut out = Array::on_cpu("out", out)?;
         let mut normed = normed.map(|normed| Array::on_cpu("normed", normed)).transpose()?;
-        let read = [&x, &cos, &sin].into_iter().chain(norms.iter().map(|(weight, _)| weight));
+        let sinks = sinks.map(|sinks| Array::on_cpu("sinks", sinks)).transpose()?;
+        let read = [&x, &cos, &sin].into_iter().chain(&sinks).chain(norms.iter().map(|(weight, _)| weight));
         let read: Vec<_> = read.map(Array::extent).collect();
         let written: Vec<_> = [&keys, &values, &out].into_iter().chain(&normed).map(Array::extent).collect();
         for (i, one) in written.iter().enumerate() {
@@ -194,7 +202,8 @@ impl DecoderLayer {
         }
         let room = keys.shape.len().checked_sub(2).map_or(0, |at| keys.shape[at]);
         let row_of = |at: usize| -> PyResult<Norm<'_>> {
-            Ok(Norm { weight: matrix("a norm", &norms[at].0, 1)?, eps: norms[at].1 })
+            let (weight, eps) = (matrix("a norm", &norms[at].0, 1)?, norms[at].1);
+            Ok(Norm { weight, eps, rounds_once: self.norms_round_once })
         };
         let head_norms = match norms.len() {
             2 => None,
@@ -208,29 +217,27 @@ impl DecoderLayer {
             head_norms,
             rotation: [matrix("cos", &cos, rows)?, matrix("sin", &sin, rows)?],
             scale,
+            sinks: sinks.as_ref().map(|sinks| matrix("sinks", sinks, 1)).transpose()?,
             cache: [output("keys", &mut keys)?, output("values", &mut values)?],
             room,
             len,
+            unseen,
             out: output("out", &mut out)?,
         };
         let mut normed = normed.as_mut().map(|normed| output("normed", normed)).transpose()?;
         let shape = self.shape(py, tokens.x.float_type(), rows);
-        let arrays = self.linears.iter().filter_map(|linear| match linear {
-            LayerWeights::Packed(_) => None,
-            LayerWeights::Floats(linear) => Some(Array::on_cpu("w", linear.get().weight.bind(py))),
+        let arrays = self.linears.iter().map(|linear| match linear {
+            LayerWeights::Packed(_) => Ok(None),
+            LayerWeights::Floats(linear) => linear.get().operands(py).map(Some),
         });
         let arrays = arrays.collect::<PyResult<Vec<_>>>()?;
-        let mut in_floats = arrays.iter().map(|array| floats("w", array));
-        let linears = self.linears.iter().map(|linear| {
-            Ok(match linear {
-                LayerWeights::Packed(linear) => {
+        let linears = self.linears.iter().zip(&arrays).map(|(linear, in_floats)| {
+            Ok(match (linear, in_floats) {
+                (_, Some((w, bias))) => Weights::Floats(floats("w", w)?, bias.as_deref()),
+                (LayerWeights::Packed(linear), None) => {
                     Weights::Packed(&linear.bind(py).as_super().get().layer.weights, None)
                 }
-                LayerWeights::Floats(linear) => {
-                    let w =
-                        in_floats.next().transpose()?.ok_or_else(|| Kind::Operand.raise("w: is missing"))?;
-                    Weights::Floats(w, linear.get().bias.as_deref())
-                }
+                (LayerWeights::Floats(_), None) => refuse!(Operand, "w: is missing"),
             })
         });
         let mlp = self.mlp.as_ref().map(|mlp| Ok(Weights::Packed(&packed(mlp, py).layer.weights, None)));
@@ -254,7 +261,7 @@ fn heads<'a>(array: &'a Array<'_>) -> Option<(dualgemm::cpu::attention::Heads<'a
     let (&[1, heads, rows, dim], &[_, head, row, 1]) = (&array.shape[..], &array.strides[..]) else {
         return None;
     };
-    let elements = (array.dtype == crate::array::Dtype::Bf16).then(|| array.as_span::<bf16>())??;
+    let elements = (array.dtype == Dtype::Bf16).then(|| array.as_span::<bf16>())??;
     let (head_stride, row_stride) = (head as usize, row as usize);
     Some((dualgemm::cpu::attention::Heads { elements, heads, head_stride, row_stride }, [rows, dim]))
 }
@@ -304,6 +311,24 @@ pub fn attend_causal(
         let _ = (py, q, k, v, scale, out);
         Ok(false)
     }
+}
+
+/// How many entries of a mask of one token, the first ones, hide what they stand for: zeros of bytes, or the lowest number of a type
+/// of floats. `None` if a later one is not seen as it is, or none is.
+#[pyfunction]
+pub fn unseen(mask: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    let array = Array::on_cpu("mask", mask)?;
+    let (lowest, added) = match array.dtype {
+        Dtype::Byte => {
+            let seen = array.gather::<u8>("mask")?.into_iter();
+            (-1.0, seen.map(|seen| if seen == 0 { -1.0 } else { 0.0 }).collect())
+        }
+        Dtype::F16 => (f16::MIN.to_f32(), float_values("mask", &array)?),
+        Dtype::Bf16 => (bf16::MIN.to_f32(), float_values("mask", &array)?),
+        _ => (f32::MIN, float_values("mask", &array)?),
+    };
+    let (unseen, seen) = added.split_at(added.iter().take_while(|&&x| x <= lowest).count());
+    Ok((!seen.is_empty() && seen.iter().all(|&x| x == 0.0)).then_some(unseen.len()))
 }
 
 fn packed<'a>(mlp: &'a Py<Mlp>, py: Python<'a>) -> &'a Packed {

@@ -11,11 +11,11 @@ use crate::facts::values;
 use crate::operand::{Source, floats};
 use crate::runners::{self, Product, Weights};
 
-/// Weights `[N, K]` in floats and a bias. They stay in the array that they come from.
+/// Weights `[N, K]` in floats and a bias. They stay in the arrays that they come from.
 #[pyclass(module = "dualgemm", frozen)]
 pub struct FloatLinear {
-    pub weight: Py<PyAny>,
-    pub bias: Option<Vec<f32>>,
+    weight: Py<PyAny>,
+    bias: Option<Py<PyAny>>,
     pub shape: (usize, usize),
 }
 
@@ -25,17 +25,23 @@ impl FloatLinear {
         let (n, k) = self.shape;
         Product::Floats { m, n, k }
     }
+
+    /// The weights, and the bias as it is now.
+    pub fn operands<'py>(&self, py: Python<'py>) -> PyResult<(Array<'py>, Option<Vec<f32>>)> {
+        let (weight, bias) = (self.weight.bind(py), self.bias.as_ref().map(|bias| bias.bind(py)));
+        let (weight, bias) = (Array::on_cpu("w", weight)?, values("bias", bias)?);
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.len() != self.shape.0) {
+            refuse!(Operand, "bias: has {} values; w is [{}, {}]", bias.len(), self.shape.0, self.shape.1);
+        }
+        Ok((weight, bias))
+    }
 }
 
 #[pymethods]
 impl FloatLinear {
     #[new]
-    fn new(weight: Bound<'_, PyAny>, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let (array, bias) = (Array::on_cpu("w", &weight)?, values("bias", bias)?);
-        let shape = array.matrix("w")?;
-        if let Some(bias) = bias.as_ref().filter(|bias| bias.len() != shape.0) {
-            refuse!(Operand, "bias: has {} values; w is [{}, {}]", bias.len(), shape.0, shape.1);
-        }
+    fn new(weight: Bound<'_, PyAny>, bias: Option<Py<PyAny>>) -> PyResult<Self> {
+        let shape = Array::on_cpu("w", &weight)?.matrix("w")?;
         Ok(Self { bias, shape, weight: weight.unbind() })
     }
 
@@ -45,8 +51,10 @@ impl FloatLinear {
         self.shape
     }
 
-    /// There is nothing to check beside the operands.
-    fn _check(&self) {}
+    /// Checks what a call without rows would not read.
+    fn _check(&self, py: Python<'_>) -> PyResult<()> {
+        self.operands(py).map(drop)
+    }
 
     /// Computes C of a 2-D A into an array, on the processor.
     fn _run(
@@ -57,7 +65,7 @@ impl FloatLinear {
         _stream: u64,
     ) -> PyResult<()> {
         let (source, mut out) = (Source::of("a", a)?, Destination::of(out)?);
-        let array = Array::on_cpu("w", self.weight.bind(py))?;
+        let (array, bias) = self.operands(py)?;
         if out.overlaps(&[array.extent()]) {
             refuse!(Operand, "out: shares memory with w");
         }
@@ -69,7 +77,7 @@ impl FloatLinear {
             refuse!(Operand, "a: shape [{}, {}]; [..., {}] is needed", a.rows(), a.cols(), w.cols());
         }
         out.check(&source, a.rows(), w.rows())?;
-        let (product, by) = (self.of_rows(a.rows()), Weights::Floats(w, self.bias.as_deref()));
+        let (product, by) = (self.of_rows(a.rows()), Weights::Floats(w, bias.as_deref()));
         let c = out.output()?;
         runners::run(py, product, &Target::default(), |runner| {
             runner.run(&operand, &by, (c, false)).map(drop)

@@ -43,6 +43,7 @@ fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<decoder::DecoderLayer>()?;
     module.add_class::<experts::Experts>()?;
     module.add_function(wrap_pyfunction!(decoder::attend_causal, module)?)?;
+    module.add_function(wrap_pyfunction!(decoder::unseen, module)?)?;
     module.add_function(wrap_pyfunction!(convert::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(convert::dequantize, module)?)?;
     module.add_function(wrap_pyfunction!(convert::scales_len, module)?)?;

@@ -30,6 +30,23 @@ def qwen3():
     return transformers.Qwen3Config(**SMALL, intermediate_size=96)
 
 
+def windowed():
+    """With a window that the tokens after a prompt of nine leave, and a cache that holds no more."""
+    return transformers.MistralConfig(**SMALL, intermediate_size=96, sliding_window=12)
+
+
+def gpt_oss(window=12):
+    """With sinks, biases, half of each rotary table times a factor, and a window in the first layer."""
+    mixture = {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
+    types = ["sliding_attention", "full_attention"]
+    return transformers.GptOssConfig(**SMALL, **mixture, layer_types=types, sliding_window=window)
+
+
+def gpt_oss_of_5():
+    """With a window shorter than the prompt."""
+    return gpt_oss(5)
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """What the call said of each layer and token: whether it computed it."""
@@ -81,7 +98,7 @@ def decode(model, ids=IDS, prompt=9, cache=None, **more):
 
 
 @pytest.mark.parametrize("dtype,close", [(torch.float32, 1e-4), (torch.bfloat16, 0.15), (torch.float16, 0.02)])
-@pytest.mark.parametrize("config", [llama, mistral, qwen2, qwen3])
+@pytest.mark.parametrize("config", [llama, mistral, windowed, qwen2, qwen3])
 def test_a_token_in_one_call_is_that_of_the_modules_close(patched, calls, monkeypatch, config, dtype, close):
     model = patched(config, dtype)
     (ours, cache), count = decode(model), IDS.shape[1] - 9
@@ -90,7 +107,8 @@ def test_a_token_in_one_call_is_that_of_the_modules_close(patched, calls, monkey
     theirs, want = decode(model)
     assert (ours - theirs).abs().max() < close * theirs.abs().max()
     for ours, theirs in zip(cache.layers, want.layers):
-        assert ours.keys.shape == theirs.keys.shape == (1, 2, IDS.shape[1], 16)
+        held = 11 if config is windowed else IDS.shape[1]
+        assert ours.keys.shape == theirs.keys.shape == (1, 2, held, 16) and ours.get_seq_length() == IDS.shape[1]
         for ours, theirs in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
             assert (ours.float() - theirs.float()).abs().max() < close * theirs.abs().max()
 
@@ -157,7 +175,7 @@ def test_modules_that_do_something_of_their_own_are_called(patched, calls, monke
 def test_what_needs_more_than_a_token_is_left_to_the_modules(patched, calls):
     model, ids = patched(), IDS[:, :10]
     mask = torch.ones_like(ids)
-    mask[0, :3] = 0
+    mask[0, 3] = 0
     decode(model, ids, attention_mask=mask)
     decode(model, ids.repeat(2, 1))
     decode(model, ids, cache=transformers.StaticCache(config=model.config, max_cache_len=32))
@@ -229,7 +247,7 @@ def mixtral():
 
 
 @pytest.mark.parametrize("dtype,close", [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
-@pytest.mark.parametrize("config", [qwen3_moe, mixtral])
+@pytest.mark.parametrize("config", [qwen3_moe, mixtral, gpt_oss, gpt_oss_of_5])
 def test_a_mixture_is_called_after_the_rest_of_its_layer_close(patched, calls, monkeypatch, config, dtype, close):
     model = patched(config, dtype)
     ours, cache = decode(model)
@@ -237,13 +255,93 @@ def test_a_mixture_is_called_after_the_rest_of_its_layer_close(patched, calls, m
     by_modules(monkeypatch)
     theirs, want = decode(model)
     assert (ours - theirs).abs().max() < close * theirs.abs().max()
-    assert (cache.layers[1].values - want.layers[1].values).abs().max() < close * want.layers[1].values.abs().max()
+    for ours, theirs in zip(cache.layers, want.layers):
+        assert ours.values.shape == theirs.values.shape
+        assert (ours.values - theirs.values).abs().max() < close * theirs.values.abs().max()
 
 
-@pytest.fixture(scope="module")
-def attention_in_16_bits(tmp_path_factory):
+@pytest.mark.parametrize("config", [windowed, gpt_oss, gpt_oss_of_5])
+def test_a_window_is_left_behind_by_far_close(patched, calls, monkeypatch, config):
+    """The memory with room for 64 more is made anew twice."""
+    model, ids = patched(config), torch.arange(170)[None] * 7 % 95 + 1
+    ours, cache = decode(model, ids)
+    held = [layer.keys for layer in cache.layers]
+    before = [keys.clone() for keys in held]
+    assert all(calls[2:])
+    # A cache of its own has all tokens in all layers, and masks that hide those before a window.
+    everything = decode(model, ids, cache=transformers.DynamicCache())
+    assert all(calls[-2 * (ids.shape[1] - 9) :]) and everything[1].layers[0].keys.shape[2] == ids.shape[1]
+    step(model, cache, 5)
+    assert all(torch.equal(*pair) for pair in zip(held, before))
+    by_modules(monkeypatch)
+    theirs = decode(model, ids)[0]
+    for ours in (ours, everything[0]):
+        assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("config", [llama, gpt_oss])
+def test_padding_before_a_token_is_not_attended_to_close(patched, calls, monkeypatch, config):
+    model, mask = patched(config), torch.ones_like(IDS)
+    mask[0, :3] = 0
+
+    def logits():
+        with torch.no_grad():
+            cache = model(IDS[:, :9], attention_mask=mask[:, :9]).cache
+            steps = [model(IDS[:, i : i + 1], cache=cache, attention_mask=mask[:, : i + 1]).logits for i in range(9, 14)]
+        return torch.cat(steps, 1)
+
+    ours = logits()
+    assert calls == [False] * 2 + [True] * 2 * 5
+    by_modules(monkeypatch)
+    theirs = logits()
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    assert (theirs - decode(model)[0][:, :5]).abs().max() > 1e-2 * theirs.abs().max()
+
+
+def test_sinks_that_change_are_seen_close(patched, calls, monkeypatch):
+    model = patched(gpt_oss)
+    before = decode(model)[0]
+    with torch.no_grad():
+        model.model.layers[0].self_attn.sinks.add_(3)
+    ours = decode(model)[0]
+    assert (ours - before).abs().max() > 1e-2 * before.abs().max()
+    by_modules(monkeypatch)
+    theirs = decode(model)[0]
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+def test_gpt_oss_has_modules_where_they_may_compute_something_else(patched, calls, monkeypatch):
+    model, gpt = patched(gpt_oss), transformers.models.gpt_oss.modeling_gpt_oss
+    decode(model, IDS.repeat(2, 1))
+    # Its norms are in f32 then.
+    decode(patched(gpt_oss, torch.float16))
+    with torch.no_grad():
+        embedded = model.get_input_embeddings()(IDS)
+        cache, prompt = transformers.DynamicCache(), torch.bfloat16
+        rotation = model.model.rotary_emb(embedded, torch.arange(24)[None])
+        # transformers, too, lets all attend to all if it is given no mask.
+        model.model.layers[0](embedded, cache=cache, position_embeddings=rotation)
+    recording = decode(model, IDS[:, :10])[1]
+    calls.clear()
+    recording.activate_past_recording()
+    step(model, recording, 5)
+    assert calls == [False, True]
+    for owner, name in ((gpt, "eager_attention_forward"), (gpt, "_apply_rotary_emb")):
+        theirs = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, theirs=theirs, **more: theirs(*args, **more))
+        calls.clear()
+        decode(model, IDS[:, :10])
+        assert not any(calls)
+        monkeypatch.undo()
+    monkeypatch.setitem(AttentionInterface._global_mapping, "eager", gpt.eager_attention_forward)
+    decode(model, IDS[:, :10])
+    assert not any(calls)
+
+
+@pytest.fixture(scope="module", params=[qwen3, gpt_oss])
+def attention_in_16_bits(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("mixed")
-    dualgemm.quantize_model(saved(qwen3(), path / "floats"), path / "q", skip=["self_attn"])
+    dualgemm.quantize_model(saved(request.param(), path / "floats"), path / "q", skip=["self_attn"])
     model = load(path / "floats", torch.bfloat16)
     report = nn.patch_model(model, path / "q")
     assert report.replaced["model.layers.0.self_attn.q_proj"] == "linear layers in 16 bits" and report.layers == 2
@@ -263,6 +361,8 @@ def test_attention_in_16_bits_is_part_of_the_call_close(attention_in_16_bits, ca
     lambda linear: linear.weight.data.mul_(2),
     lambda linear: setattr(linear.weight, "data", 2 * linear.weight.data),
     lambda linear: setattr(linear, "weight", torch.nn.Parameter(2 * linear.weight.data)),
+    lambda linear: setattr(linear, "bias", torch.nn.Parameter(torch.full((64,), 9.0, dtype=torch.bfloat16))),
+    lambda linear: linear.bias.data.add_(9) if linear.bias is not None else linear.weight.data.mul_(2),
 ])  # fmt: skip
 def test_weights_in_16_bits_that_change_are_seen_close(attention_in_16_bits, calls, monkeypatch, change):
     model = copy.deepcopy(attention_in_16_bits)

@@ -250,6 +250,37 @@ def test_a_model_in_parts_writes_what_the_whole_one_writes(tmp_path):
         assert said["llama"]["left"]["model.layers.1.self_attn"] == why and len(said["llama"]["left"]) == 2
 
 
+def no_memory_on_the_last(group, rank, world, path):
+    """What each rank says if the last one has no memory for a layer that is whole on each, and for its part of an MLP."""
+    import transformers
+
+    from dualgemm import nn
+
+    def full(*args, **how):
+        raise MemoryError
+
+    said = []
+    for kind, last in ((nn.NVFP4Linear, "model.layers.1.self_attn.k_proj"), (nn.Mlp, 0)):
+        make = lambda path, of, kind=kind, last=last, **how: full() if of == last else kind.from_checkpoint(path, of, **how)
+        model = transformers.AutoModelForCausalLM.from_pretrained(f"{path}/floats.keys", dtype=torch.float32)
+        theirs = getattr(nn, kind.__name__)
+        if rank == world - 1:
+            setattr(nn, kind.__name__, type(kind.__name__, (), {"from_checkpoint": staticmethod(make)}))
+        try:
+            nn.patch_model(model, f"{path}/q.keys", group=group)
+        except (MemoryError, dualgemm.Error) as error:
+            said.append(f"{type(error).__name__}: {error}")
+        setattr(nn, kind.__name__, theirs)
+    return said
+
+
+def test_a_rank_without_memory_is_named_on_the_others(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    quantized(tmp_path, "keys")
+    first, *_, last = on_ranks(2, no_memory_on_the_last, tmp_path)
+    assert first == ["OperandError: rank 1 of 2 has no part: MemoryError()"] * 2 and last == ["MemoryError: "] * 2
+
+
 def what_differs(group, rank, world, path):
     import transformers
 

@@ -133,6 +133,7 @@ def test_a_head_in_4_bits_is_tied_to_nothing(tmp_path):
     (tmp_path / "q" / "hf_quant_config.json").unlink()
     model = load(tmp_path / "q")
     assert isinstance(model.lm_head, nn.NVFP4Linear) and model.model.embed_tokens.weight.shape == (96, 64)
+    assert model.dualgemm_report.replaced["lm_head"] == "linear layers no longer tied to model.embed_tokens"
     x = torch.randn(3, 64)
     torch.testing.assert_close(model.lm_head(x), x @ torch.as_tensor(dualgemm.dequantize(head)).T, rtol=1e-5, atol=1e-4)
 

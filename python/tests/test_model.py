@@ -89,6 +89,8 @@ def on_dequantized(model, state):
 def test_what_stays_in_16_bits_is_multiplied_where_it_lies(tmp_path):
     floats = saved(llama(tie_word_embeddings=True), tmp_path / "floats")
     dualgemm.quantize_model(floats, tmp_path / "q")
+    left = nn.patch_model(load(floats), tmp_path / "q").left["lm_head"]
+    assert left == "not in 4 bits in the checkpoint; its weights are those of model.embed_tokens"
     model = load(floats, torch.bfloat16)
     weight = model.lm_head.weight
     assert weight is model.get_input_embeddings().weight

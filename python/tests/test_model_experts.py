@@ -94,7 +94,9 @@ def test_experts_in_one_tensor_are_quantized_and_computed_close(tmp_path, config
     from dualgemm import hf
 
     hf.register()
-    assert torch.equal(log_probabilities(load(tmp_path / "q"), IDS), p)
+    loaded = load(tmp_path / "q")
+    assert torch.equal(log_probabilities(loaded, IDS), p)
+    assert loaded.dualgemm_report.layers == replaced.layers == (2 if config is gpt_oss else 0)
 
 
 def test_experts_of_gemma_4_are_quantized(tmp_path):

@@ -85,6 +85,7 @@ def test_weights_in_floats_that_do_not_fit_are_named():
     for call, message in (
         (lambda: dualgemm.linear(a, w[:, :31]), r"a: shape \[2, 32\]; the weights need \[..., 31\]"),
         (lambda: dualgemm.linear(a, w, bias=a[0, :4]), r"bias: has 4 values; w is \[5, 32\]"),
+        (lambda: dualgemm.linear(a[:0], w, bias=a[0, :4]), r"bias: has 4 values; w is \[5, 32\]"),
         (lambda: dualgemm.linear(a, w, quantize_a="dynamic"), "quantize_a is for weights in 4 bits"),
         (lambda: dualgemm.linear(a, w.astype(np.int8)), "w: is .*int8; float32, float16 or bfloat16 is needed"),
         (lambda: dualgemm.linear(a, w, w.reshape(-1)[:10].reshape(2, 5)), "out: shares memory with w"),

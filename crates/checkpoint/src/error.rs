@@ -95,6 +95,9 @@ pub enum Error {
     /// Gate and up do not belong together.
     #[error("{gate} is {gate_shape} and {up} is {up_shape}; gate and up must have one shape")]
     HalvesDiffer { gate: String, gate_shape: String, up: String, up_shape: String },
+    /// An expert is not as the others of its layer are.
+    #[error("{module}: is {found}, and {usual}; experts of a layer have one shape and format{more}")]
+    ExpertsDiffer { module: String, found: String, usual: String, more: String },
     /// Valid data of a kind that this crate does not handle.
     #[error("{module}: {found} is not supported; {supported}")]
     Unsupported { module: String, found: String, supported: &'static str },
@@ -140,7 +143,8 @@ impl Error {
             | Self::LayerKind { .. }
             | Self::NoModule { .. }
             | Self::NoExpert { .. }
-            | Self::HalvesDiffer { .. } => "layers",
+            | Self::HalvesDiffer { .. }
+            | Self::ExpertsDiffer { .. } => "layers",
             Self::FusedOrder { .. } | Self::FusedRows { .. } => "fused-order",
             Self::NotQuantized { .. } | Self::Unsupported { .. } => "unsupported",
             Self::Activations { .. } => "activations",
@@ -182,7 +186,9 @@ impl Error {
             Self::HalvesDiffer { gate, gate_shape, up_shape, .. } => {
                 (gate.clone(), format!("{gate_shape} and {up_shape}"))
             }
-            Self::Unsupported { module, found, .. } => (module.clone(), found.clone()),
+            Self::ExpertsDiffer { module, found, .. } | Self::Unsupported { module, found, .. } => {
+                (module.clone(), found.clone())
+            }
         }
     }
 }

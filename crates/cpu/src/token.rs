@@ -91,13 +91,15 @@ impl LayerDesc {
     }
 }
 
-/// The norm by root mean square, `weight · round(x / √(mean(x²) + eps))`.
+/// The norm by root mean square, `weight · x / √(mean(x²) + eps)`.
 #[derive(Debug)]
 pub struct Norm<'a> {
     /// One row.
     pub weight: FloatMatrix<'a>,
     /// What is added to the mean.
     pub eps: f32,
+    /// Whether the product alone is rounded, as in gpt-oss; else the quotient is, too.
+    pub rounds_once: bool,
 }
 
 /// The operands of a call. Vectors are matrices of one row.
@@ -109,16 +111,21 @@ pub struct Tokens<'a> {
     pub norms: [Norm<'a>; 2],
     /// Of each head's query and key, in families that have them.
     pub head_norms: Option<[Norm<'a>; 2]>,
-    /// Cosines and sines of each token's position, for all features of a head; the second half repeats the first.
+    /// Cosines and sines of each token's position, for all features of a head or, where the second half would repeat it, for the
+    /// first half.
     pub rotation: [FloatMatrix<'a>; 2],
     /// The factor of products of queries and keys.
     pub scale: f32,
+    /// Of each head of queries, the score of a token without a value: a term of the softmax's denominator. None with a prompt.
+    pub sinks: Option<FloatMatrix<'a>>,
     /// Keys and values of the tokens before, `[kv_heads, room, head_dim]`. The tokens' own follow the first `len`.
     pub cache: [OutputMut<'a>; 2],
     /// Tokens that the cache has room for.
     pub room: usize,
     /// Tokens before; a prompt has none.
     pub len: usize,
+    /// How many of these, the first ones, nothing attends to: those before a window, or padding.
+    pub unseen: usize,
     /// What leaves the layer, as x.
     pub out: OutputMut<'a>,
 }
@@ -173,8 +180,8 @@ impl TokenLayer {
         let (isa, of_queries, of_keys) = (self.isa, heads * head_dim, kv_heads * head_dim);
         // One token's norms take less time than a thread takes to wake.
         let threads = if rows == 1 { 1 } else { self.threads };
-        let (room, len, scale) = (tokens.room, tokens.len, tokens.scale);
-        let Operands { x, norms, head_norms, rotation: [cos, sin], keys, values, out } =
+        let (room, len, first, scale) = (tokens.room, tokens.len, tokens.unseen, tokens.scale);
+        let Operands { x, norms, head_norms, rotation, sinks, keys, values, out } =
             Operands::<T>::of(&self.desc, &mut tokens)?;
 
         let (normed, rest) = bytemuck::cast_slice_mut::<f32, T>(&mut self.room).split_at_mut(rows * hidden);
@@ -196,8 +203,12 @@ impl TokenLayer {
         threads::for_each_part(threads, q, of_queries, |row, q| {
             // SAFETY: each row is handed out once.
             let k = unsafe { of_row.part(row * of_keys, of_keys) };
+            let [cos, sin] = rotation.map(|of| {
+                let (left, right) = of.row(row).split_at(head_dim / 2);
+                (left, if right.is_empty() { left } else { right })
+            });
             for (heads, norm) in [q, k].into_iter().zip(head_norms) {
-                isa.dispatch(Position { heads, norm, cos: cos.row(row), sin: sin.row(row) });
+                isa.dispatch(Position { heads, norm, cos, sin });
             }
         });
         for (cache, new) in [(&mut *keys, &*k), (&mut *values, &*v)] {
@@ -208,8 +219,8 @@ impl TokenLayer {
             });
         }
         if rows == 1 {
-            let cached = attention::Cached { keys, values, room, len: len + 1, head_dim };
-            cached.attend(isa, self.threads, q, scale, attended);
+            let cached = attention::Cached { keys, values, room, first, len: len + 1, head_dim };
+            cached.attend(isa, self.threads, q, sinks, scale, attended);
         } else {
             prompt(&self.desc, self.threads, [q, keys, values], room, scale, attended)?;
         }
@@ -269,6 +280,7 @@ struct Operands<'a, T: Clone> {
     norms: [Weights<'a, T>; 2],
     head_norms: [Option<Weights<'a, T>>; 2],
     rotation: [&'a Matrix<'a, T>; 2],
+    sinks: Option<&'a [T]>,
     keys: &'a mut [T],
     values: &'a mut [T],
     out: &'a mut [T],
@@ -276,21 +288,29 @@ struct Operands<'a, T: Clone> {
 
 impl<'a, T: Float> Operands<'a, T> {
     fn of(desc: &LayerDesc, tokens: &'a mut Tokens<'_>) -> Result<Self, Error> {
-        let LayerDesc { hidden, kv_heads, head_dim, rows, .. } = *desc;
+        let LayerDesc { hidden, heads, kv_heads, head_dim, rows, .. } = *desc;
         let [first, second] = &tokens.norms;
         let of_heads = |what, at: usize| {
             tokens.head_norms.as_ref().map(|norms| norm(what, &norms[at], head_dim)).transpose()
         };
-        let fits = if rows == 1 { tokens.len < tokens.room } else { tokens.len == 0 && rows <= tokens.room };
+        let (&Tokens { room, len, unseen, .. }, sinks) = (&*tokens, tokens.sinks.as_ref());
+        let (fits, expected) = if rows == 1 {
+            (unseen <= len && len < room, "those unseen at least, less than")
+        } else {
+            (len == 0 && rows <= room && sinks.is_none(), "0 before a prompt without sinks, and")
+        };
         if !fits {
-            let expected = if rows == 1 { "less than" } else { "0 before a prompt, and" };
             return Err(Error::NotPlanned {
                 what: "the number of tokens before",
-                found: tokens.len.to_string(),
-                expected: format!("{expected} the room for {}", tokens.room),
+                found: format!("{len}, {unseen} of them unseen"),
+                expected: format!("{expected} the room for {room}"),
             });
         }
-        let (in_cache, [keys, values]) = (kv_heads * head_dim * tokens.room, &mut tokens.cache);
+        let of_pairs = |what, at: usize| {
+            let of: &FloatMatrix<'_> = &tokens.rotation[at];
+            matrix(what, of, rows, if of.cols() == head_dim / 2 { head_dim / 2 } else { head_dim })
+        };
+        let (in_cache, [keys, values]) = (kv_heads * head_dim * room, &mut tokens.cache);
         Ok(Self {
             x: matrix("x", &tokens.x, rows, hidden)?,
             norms: [
@@ -298,10 +318,11 @@ impl<'a, T: Float> Operands<'a, T> {
                 norm("the norm before the MLP", second, hidden)?,
             ],
             head_norms: [of_heads("the norm of queries", 0)?, of_heads("the norm of keys", 1)?],
-            rotation: [
-                matrix("cos", &tokens.rotation[0], rows, head_dim)?,
-                matrix("sin", &tokens.rotation[1], rows, head_dim)?,
-            ],
+            rotation: [of_pairs("cos", 0)?, of_pairs("sin", 1)?],
+            sinks: sinks
+                .map(|sinks| matrix("the sinks", sinks, 1, heads))
+                .transpose()?
+                .map(|sinks| sinks.row(0)),
             keys: output("the keys", keys, in_cache)?,
             values: output("the values", values, in_cache)?,
             out: output("out", &mut tokens.out, rows * hidden)?,
@@ -382,11 +403,11 @@ fn matrix<'m, T: Float>(
     }
 }
 
-/// A norm's weights and eps.
-type Weights<'a, T> = (&'a [T], f32);
+/// A norm's weights, its eps, and whether it rounds once.
+type Weights<'a, T> = (&'a [T], f32, bool);
 
 fn norm<'m, T: Float>(what: &'static str, norm: &'m Norm<'_>, len: usize) -> Result<Weights<'m, T>, Error> {
-    Ok((matrix(what, &norm.weight, 1, len)?.row(0), norm.eps))
+    Ok((matrix(what, &norm.weight, 1, len)?.row(0), norm.eps, norm.rounds_once))
 }
 
 fn output<'o, T: Float>(
@@ -405,7 +426,7 @@ fn operand<T: Float>(values: &[T], rows: usize) -> Result<AOperand<'_>, Error> {
 
 /// Norms a vector.
 #[inline(always)]
-fn rms_norm<T: Float>(x: &mut [T], (weight, eps): Weights<'_, T>) {
+fn rms_norm<T: Float>(x: &mut [T], (weight, eps, once): Weights<'_, T>) {
     let mut lanes = [0.0f32; 16];
     for x in x.chunks(16) {
         for (lane, x) in lanes.iter_mut().zip(x) {
@@ -414,7 +435,8 @@ fn rms_norm<T: Float>(x: &mut [T], (weight, eps): Weights<'_, T>) {
     }
     let factor = 1.0 / (lanes.iter().sum::<f32>() / x.len() as f32 + eps).sqrt();
     for (x, w) in x.iter_mut().zip(weight) {
-        *x = T::narrow(T::round(x.widen() * factor) * w.widen());
+        let quotient = x.widen() * factor;
+        *x = T::narrow(if once { quotient } else { T::round(quotient) } * w.widen());
     }
 }
 
@@ -436,17 +458,20 @@ impl<T: Float> Work for Rms<'_, T> {
 struct Position<'a, T> {
     heads: &'a mut [T],
     norm: Option<Weights<'a, T>>,
-    cos: &'a [T],
-    sin: &'a [T],
+    cos: Halves<'a, T>,
+    sin: Halves<'a, T>,
 }
+
+/// What the left feature of each pair is multiplied by, and the right one.
+type Halves<'a, T> = (&'a [T], &'a [T]);
 
 impl<T: Float> Work for Position<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        let half = self.cos.len() / 2;
-        let (cos, sin) = (self.cos.split_at(half), self.sin.split_at(half));
+        let Self { cos, sin, .. } = self;
+        let half = cos.0.len();
         for head in self.heads.chunks_exact_mut(2 * half) {
             if let Some(norm) = self.norm {
                 rms_norm(head, norm);

@@ -11,7 +11,7 @@ use crate::families::{Said, Sum};
 use crate::gguf::GgufValue;
 use crate::linear::{is_correction, is_router};
 use crate::model_config::{EXPERTS_PER_TOKEN, model_field};
-use crate::module::{Mlp, MlpKind, SHARED};
+use crate::module::{Mlp, MlpKind, Projection, SHARED};
 use crate::scheme::ancestors;
 
 /// Parts of names below which all routed experts of a block are.
@@ -32,8 +32,8 @@ impl Checkpoint {
     /// the routed ones are asked for.
     ///
     /// # Errors
-    /// As [`check_whole`](Self::check_whole), for everything that the block of the experts holds beside its router; and if
-    /// the family weighs its shared expert.
+    /// As [`check_whole`](Self::check_whole), for everything that the block of the experts holds beside its router; if the
+    /// family weighs its shared expert; and if experts differ in shape or format.
     pub fn check_mixture(&self, layer: usize, routed_only: bool) -> Result<(), Error> {
         let mlp = self.mlp(layer, MlpKind::Experts)?;
         let shared = self.index.mlps.iter().find(|m| m.layer == layer && m.kind == MlpKind::Shared);
@@ -48,7 +48,41 @@ impl Checkpoint {
             .find(|path| path.rsplit('.').next().is_some_and(|p| ALL_EXPERTS.contains(&p)));
         let block = all.map_or(mlp.path.as_str(), |all| all.rsplit_once('.').map_or("", |(block, _)| block));
         let under = if block.is_empty() || is_layer(block) { &mlp.path } else { block };
-        self.check_alone(mlp, under, routed_only)
+        self.check_alone(mlp, under, routed_only)?;
+        self.odd_experts(mlp, shared.filter(|_| !routed_only)).next().map_or(Ok(()), Err)
+    }
+
+    /// Experts of a layer are of one shape and format, whichever each has, and the shared one takes and gives as many features: of
+    /// each projection, the first that is not. Those that cannot be read are other faults.
+    pub(crate) fn odd_experts<'a>(
+        &'a self,
+        mlp: &'a Mlp,
+        shared: Option<&'a Mlp>,
+    ) -> impl Iterator<Item = Error> + 'a {
+        let stored = |name| self.is_packed_module(name).then(|| self.stored(name).ok()).flatten();
+        let projections = [Projection::Gate, Projection::Up, Projection::GateUp, Projection::Down];
+        projections.into_iter().filter_map(move |projection| {
+            let shape = |name| stored(name).map(|s| (name, format!("{} [{}, {}]", s.format, s.rows, s.k)));
+            // One tensor may have all experts.
+            let experts = mlp.experts().into_iter().map(Some).chain([None]);
+            let mut shapes = experts.filter_map(|expert| shape(mlp.module(expert, projection)?));
+            let (first, usual) = shapes.next()?;
+            let end = |name| stored(name).map(|s| if projection == Projection::Down { s.rows } else { s.k });
+            let of_shared = shared.and_then(|shared| shared.module(None, projection));
+            let of_shared = of_shared.filter(|name| end(name).is_some_and(|found| Some(found) != end(first)));
+            let mut others = shapes.filter(|(_, shape)| *shape != usual).chain(of_shared.and_then(shape));
+            let (module, found) = others.next()?;
+            let more = match others.count() {
+                0 => String::new(),
+                n => format!("; {n} more differ from it"),
+            };
+            Some(Error::ExpertsDiffer {
+                module: module.into(),
+                found,
+                usual: format!("`{first}` {usual}"),
+                more,
+            })
+        })
     }
 
     /// Whether the weights of the router multiply what goes into the experts of this model or what comes out.

@@ -72,7 +72,7 @@ impl Checkpoint {
         self.check_experts_per_token(&mut findings);
         for mlp in &self.index().mlps {
             self.check_experts(mlp, &mut findings);
-            self.check_expert_shapes(mlp, &mut findings);
+            findings.extend(self.odd_experts(mlp, None).map(|e| Finding::from(&e)));
             self.check_activation(mlp, &mut findings);
             let experts: Vec<Option<usize>> = match mlp.kind {
                 MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
@@ -184,30 +184,6 @@ impl Checkpoint {
                 experts.len()
             );
             findings.push(Finding::new("layers", &mlp.path, format!("{lacking} without {name}"), message));
-        }
-    }
-
-    /// Experts of a layer are of one shape and format, whichever each has; those that cannot be read were found there.
-    fn check_expert_shapes(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
-        for projection in [Projection::Gate, Projection::Up, Projection::GateUp, Projection::Down] {
-            let shape = |expert: usize| {
-                let name = mlp.module(Some(expert), projection)?;
-                let stored = self.is_packed_module(name).then(|| self.stored(name).ok()).flatten()?;
-                Some((name, format!("{} [{}, {}]", stored.format, stored.rows, stored.k)))
-            };
-            let mut shapes = mlp.experts().into_iter().filter_map(shape);
-            let Some((first, usual)) = shapes.next() else { continue };
-            let mut others = shapes.filter(|(_, shape)| *shape != usual);
-            if let Some((other, found)) = others.next() {
-                let more = match others.count() {
-                    0 => String::new(),
-                    n => format!("; {n} more differ from it"),
-                };
-                let message = format!(
-                    "{other}: is {found}, and `{first}` {usual}; experts of a layer have one shape and format{more}"
-                );
-                findings.push(Finding::new("layers", other, found, message));
-            }
         }
     }
 

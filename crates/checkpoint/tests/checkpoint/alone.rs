@@ -9,11 +9,16 @@ use MlpKind::{Dense, Experts, Shared};
 
 /// These MLPs of a layer, a tensor beside them, and a configuration's entries.
 fn open(mlps: &[&str], beside: &str, config: &Value) -> Checkpoint {
+    open_of(&mlps.iter().map(|mlp| (*mlp, 16, 32)).collect::<Vec<_>>(), beside, config)
+}
+
+/// The same with N and K of each.
+fn open_of(mlps: &[(&str, usize, usize)], beside: &str, config: &Value) -> Checkpoint {
     let mut all = modelopt_config("NVFP4");
     all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
     let mut f = Fixture { config: Some(all), ..Fixture::default() };
-    for mlp in mlps {
-        for (projection, rows, k) in [("gate_proj", 16, 32), ("up_proj", 16, 32), ("down_proj", 32, 16)] {
+    for &(mlp, n, k) in mlps {
+        for (projection, rows, k) in [("gate_proj", n, k), ("up_proj", n, k), ("down_proj", k, n)] {
             f.modelopt(
                 &format!("model.layers.0.{mlp}.{projection}"),
                 &Weight::new(1, rows, k),
@@ -88,6 +93,26 @@ fn what_is_no_expert_and_no_router_refuses_a_mixture_by_name() {
         (&["moe.0"], "moe.norm.weight", false),
     ] {
         assert_eq!(open(mlps, beside, &json!({})).check_mixture(0, false).is_ok(), alone, "{beside}");
+    }
+}
+
+#[test]
+fn experts_of_other_shapes_refuse_a_mixture_by_name() {
+    let (first, second, shared) = ("mlp.experts.0", "mlp.experts.1", "mlp.shared_experts");
+    for (odd, n, k, whole, routed_only) in
+        [(second, 64, 32, false, false), (shared, 64, 32, true, true), (shared, 16, 64, false, true)]
+    {
+        let own = |mlp| if mlp == odd { (mlp, n, k) } else { (mlp, 16, 32) };
+        let c = open_of(&[first, second, shared].map(own), "norm.weight", &json!({}));
+        for (only, fits) in [(false, whole), (true, routed_only)] {
+            match c.check_mixture(0, only) {
+                Ok(()) => assert!(fits, "{odd} [{n}, {k}]"),
+                Err(e) => {
+                    let found = format!("model.layers.0.{odd}.gate_proj: is nvfp4 [{n}, {k}], and `");
+                    assert!(!fits && e.to_string().starts_with(&found), "{e}");
+                }
+            }
+        }
     }
 }
 

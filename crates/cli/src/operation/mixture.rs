@@ -54,7 +54,6 @@ impl<'c> Mixture<'c> {
             );
         }
         checkpoint.check_mixture(number, routed_only)?;
-        this.check_shapes()?;
         Ok(this)
     }
 
@@ -87,34 +86,6 @@ impl<'c> Mixture<'c> {
         let names = self.checkpoint.files().tensors().map(|tensor| tensor.name);
         let shared = |name: &&str| SHARED.iter().any(|part| name.contains(part));
         names.filter(of_layer).find(shared).filter(|_| self.shared.is_none())
-    }
-
-    /// Experts of a layer are of one shape and format; the shared one has their ends.
-    fn check_shapes(&self) -> anyhow::Result<()> {
-        let first = self.first()?;
-        let ends = |mlp: &Mlp<'_>| (mlp.layer.k(), mlp.down.rows());
-        let whole = |mlp: &Mlp<'_>| (mlp.layer.n(), mlp.layer.format(), mlp.down.format());
-        let routed = self.experts.iter().flatten();
-        let other = routed.clone().find(|mlp| (ends(mlp), whole(mlp)) != (ends(first), whole(first)));
-        let Some(other) = other.or_else(|| self.shared.iter().find(|mlp| ends(mlp) != ends(first))) else {
-            return Ok(());
-        };
-        let text = |mlp: &Mlp<'_>| {
-            let gate = &mlp.layer.source().gate;
-            let down = &mlp.down;
-            format!(
-                "{} is {} [{}, {}], {} is {} [{}, {}]",
-                gate.name(),
-                gate.format(),
-                gate.rows(),
-                gate.k(),
-                down.name(),
-                down.format(),
-                down.rows(),
-                down.k()
-            )
-        };
-        bail!("experts of a layer have one shape and format: {}; {}", text(other), text(first))
     }
 
     /// Every expert, the shared one last.

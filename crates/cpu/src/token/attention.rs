@@ -7,6 +7,8 @@
 //! result = sums / Σ e^(score - largest), rounded once
 //! ```
 //!
+//! A sink is the first score, with no value.
+//!
 //! Queries of heads that share keys go together, four at a time, so that keys and values are widened once for four. Results do not
 //! depend on the number of threads.
 
@@ -29,28 +31,40 @@ const SMALL: usize = 1 << 18;
 /// Sums of some queries.
 type Sums<const COUNT: usize> = [[f32; LayerDesc::MAX_HEAD_DIM]; COUNT];
 
-/// The keys and values of all heads, `[heads, room, head_dim]`; the first `len` tokens count.
+/// The keys and values of all heads, `[heads, room, head_dim]`; tokens from `first` to `len` count.
 #[derive(Debug)]
 pub(super) struct Cached<'a, T> {
     pub(super) keys: &'a [T],
     pub(super) values: &'a [T],
     pub(super) room: usize,
+    pub(super) first: usize,
     pub(super) len: usize,
     pub(super) head_dim: usize,
 }
 
 impl<T: Float> Cached<'_, T> {
     /// Writes what the queries, `[heads of queries, head_dim]`, attend to.
-    pub(super) fn attend(&self, isa: Available, threads: usize, queries: &[T], scale: f32, out: &mut [T]) {
+    pub(super) fn attend(
+        &self,
+        isa: Available,
+        threads: usize,
+        queries: &[T],
+        sinks: Option<&[T]>,
+        scale: f32,
+        out: &mut [T],
+    ) {
+        let len = self.len - self.first;
         let of_head = self.room * self.head_dim;
         let heads = self.keys.len() / of_head;
         let of_queries = queries.len() / heads;
-        let threads = if 2 * self.len * queries.len() <= SMALL { 1 } else { threads };
+        let threads = if 2 * len * queries.len() <= SMALL { 1 } else { threads };
         threads::for_each_part(threads, out, of_queries, |head, out| {
-            let range = head * of_head..(head + 1) * of_head;
+            let range = head * of_head + self.first * self.head_dim..(head + 1) * of_head;
             let (keys, values) = (&self.keys[range.clone()], &self.values[range]);
             let queries = &queries[head * of_queries..][..of_queries];
-            isa.dispatch(Head { cached: &Cached { keys, values, ..*self }, queries, scale, out });
+            let sinks = sinks.map(|sinks| &sinks[head * of_queries / self.head_dim..]);
+            let cached = &Cached { keys, values, first: 0, len, ..*self };
+            isa.dispatch(Head { cached, queries, sinks, scale, out });
         });
     }
 
@@ -64,6 +78,7 @@ impl<T: Float> Cached<'_, T> {
 struct Head<'a, T> {
     cached: &'a Cached<'a, T>,
     queries: &'a [T],
+    sinks: Option<&'a [T]>,
     scale: f32,
     out: &'a mut [T],
 }
@@ -74,10 +89,13 @@ impl<T: Float> Work for Head<'_, T> {
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
         let (dim, some) = (self.cached.head_dim, QUERIES * self.cached.head_dim);
-        for (queries, out) in self.queries.chunks(some).zip(self.out.chunks_mut(some)) {
+        for (i, (queries, out)) in self.queries.chunks(some).zip(self.out.chunks_mut(some)).enumerate() {
+            let sinks = self.sinks.map(|sinks| &sinks[i * QUERIES..]);
             for_rows!(queries.len() / dim, QUERIES, |COUNT| {
                 // SAFETY: the machine has the instruction set, since `run` got its token.
-                unsafe { self.cached.attend_some::<<S as Pairs>::Floats, COUNT>(queries, self.scale, out) };
+                unsafe {
+                    self.cached.attend_some::<<S as Pairs>::Floats, COUNT>(queries, sinks, self.scale, out);
+                };
             });
         }
     }
@@ -85,14 +103,24 @@ impl<T: Float> Work for Head<'_, T> {
 
 impl<T: Float> Cached<'_, T> {
     #[inline(always)]
-    unsafe fn attend_some<V: Vector, const COUNT: usize>(&self, queries: &[T], scale: f32, out: &mut [T]) {
+    unsafe fn attend_some<V: Vector, const COUNT: usize>(
+        &self,
+        queries: &[T],
+        sinks: Option<&[T]>,
+        scale: f32,
+        out: &mut [T],
+    ) {
         let dim = self.head_dim;
         let (mut rows, mut sums): (Sums<COUNT>, Sums<COUNT>) = ([[0.0; _]; COUNT], [[0.0; _]; COUNT]);
         for (row, query) in rows.iter_mut().zip(queries.chunks_exact(dim)) {
             row.iter_mut().zip(query).for_each(|(to, from)| *to = from.widen());
         }
         let rows: [&[f32]; COUNT] = std::array::from_fn(|i| &rows[i][..dim]);
-        let (mut largest, mut total) = ([f32::NEG_INFINITY; COUNT], [0.0; COUNT]);
+        // e^(sink - largest) is 1 while no other score is known.
+        let (mut largest, mut total) = match sinks {
+            Some(sinks) => (std::array::from_fn(|i| sinks[i].widen()), [1.0; COUNT]),
+            None => ([f32::NEG_INFINITY; COUNT], [0.0; COUNT]),
+        };
         for first in (0..self.len).step_by(BLOCK) {
             let count = BLOCK.min(self.len - first);
             let mut scores = [[0.0; BLOCK]; COUNT];

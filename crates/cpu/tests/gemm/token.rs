@@ -112,19 +112,33 @@ fn rotated(heads: &[f64], norms: Option<&Vec<f64>>, [cos, sin]: [&[f64]; 2]) -> 
     heads.chunks(dim).flat_map(of_head).collect()
 }
 
-/// What the queries of a head attend to.
-fn attended(query: &[f64], keys: &[f64], values: &[f64], scale: f64) -> Vec<f64> {
+/// What the query of a head attends to; the sink has a score and no value.
+fn attended(query: &[f64], keys: &[f64], values: &[f64], scale: f64, sink: Option<f64>) -> Vec<f64> {
     let dim = query.len();
     let dot = |key: &[f64]| scale * key.iter().zip(query).map(|(x, y)| x * y).sum::<f64>();
     let scores: Vec<_> = keys.chunks(dim).map(dot).collect();
-    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let largest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<_> = scores.iter().map(|score| (score - largest).exp()).collect();
-    let total: f64 = weights.iter().sum();
+    let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
     (0..dim).map(|i| values.chunks(dim).zip(&weights).map(|(v, w)| v[i] * w / total).sum()).collect()
 }
 
+/// What families differ in.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Llama,
+    /// With norms of queries and keys.
+    Qwen3,
+    /// With sinks, half of each table, and so many tokens before the window.
+    GptOss {
+        unseen: usize,
+    },
+}
+
 /// Runs a token and compares it with the definition; returns the bits of the result.
-fn check(float: FloatType, options: CpuOptions, shape: [usize; 4], with_head_norms: bool) -> Vec<f64> {
+fn check(float: FloatType, options: CpuOptions, shape: [usize; 4], kind: Kind) -> Vec<f64> {
+    let with_head_norms = kind == Kind::Qwen3;
+    let unseen = if let Kind::GptOss { unseen } = kind { Some(unseen) } else { None };
     let [heads, kv_heads, head_dim, len] = shape;
     let (room, mut random) = (len + 5, Random(heads as u64));
     let mut row = |len: usize| typed(float, &random.floats(len));
@@ -135,7 +149,13 @@ fn check(float: FloatType, options: CpuOptions, shape: [usize; 4], with_head_nor
     let mut cache = [0; 2].map(|_| Memory::new(float, &random.floats(kv_heads * room * head_dim)));
     let before = cache.each_ref().map(Memory::values);
     let mut out = Memory::new(float, &[f32::NAN; HIDDEN]);
-    let norm_of = |at: usize| Norm { weight: weights[at].clone(), eps: EPS };
+    // Large enough to weigh as much as all tokens do, and to be the largest score.
+    let sinks = unseen.map(|_| typed(float, &(0..heads).map(|i| i as f32).collect::<Vec<_>>()));
+    let tables = rotation.each_ref().map(|table| match unseen {
+        Some(_) => typed(float, &(0..head_dim / 2).map(|i| table.value(0, i)).collect::<Vec<_>>()),
+        None => table.clone(),
+    });
+    let norm_of = |at: usize| Norm { weight: weights[at].clone(), eps: EPS, rounds_once: unseen.is_some() };
     let scale = (head_dim as f32).powf(-0.5);
     let desc = LayerDesc { float, hidden: HIDDEN, heads, kv_heads, head_dim, rows: 1 };
     let [keys, values_] = &mut cache;
@@ -143,11 +163,13 @@ fn check(float: FloatType, options: CpuOptions, shape: [usize; 4], with_head_nor
         x: x.clone(),
         norms: [norm_of(0), norm_of(1)],
         head_norms: with_head_norms.then(|| [norm_of(2), norm_of(3)]),
-        rotation: rotation.clone(),
+        rotation: tables,
         scale,
+        sinks: sinks.clone(),
         cache: [keys.output(), values_.output()],
         room,
         len,
+        unseen: unseen.unwrap_or(0),
         out: out.output(),
     };
     TokenLayer::new(&desc, options).unwrap().run(token, product).unwrap();
@@ -175,10 +197,11 @@ fn check(float: FloatType, options: CpuOptions, shape: [usize; 4], with_head_nor
     for (head, query) in q.chunks(head_dim).enumerate() {
         let own = head / (heads / kv_heads);
         let [keys, values] = [(&before[0], &k), (&before[1], &v)].map(|(before, new)| {
-            let old = &before[own * room * head_dim..][..len * head_dim];
+            let old = &before[own * room * head_dim..][unseen.unwrap_or(0) * head_dim..len * head_dim];
             [old, &new[own * head_dim..][..head_dim]].concat()
         });
-        result.extend(attended(query, &keys, &values, scale.into()));
+        let sink = sinks.as_ref().map(|sinks| sinks.value(0, head).into());
+        result.extend(attended(query, &keys, &values, scale.into(), sink));
     }
     for ((now, before), new) in cache.each_ref().map(Memory::values).iter().zip(&before).zip([&k, &v]) {
         for (at, (now, before)) in now.iter().zip(before).enumerate() {
@@ -205,9 +228,11 @@ fn a_token_is_the_definition_close() {
             for shape in SHAPES {
                 let options =
                     |threads| CpuOptions { isa: Some(isa), threads: Some(threads), ..CpuOptions::default() };
-                for with_head_norms in [false, true] {
-                    let one = check(float, options(1), shape, with_head_norms);
-                    assert_eq!(one, check(float, options(3), shape, with_head_norms), "{isa}, {shape:?}");
+                let len = shape[3];
+                let windows = [0, len / 3, len].map(|unseen| Kind::GptOss { unseen });
+                for kind in [&[Kind::Llama, Kind::Qwen3][..], &windows].concat() {
+                    let one = check(float, options(1), shape, kind);
+                    assert_eq!(one, check(float, options(3), shape, kind), "{isa}, {shape:?}, {kind:?}");
                 }
             }
         }
@@ -223,8 +248,8 @@ fn what_does_not_fit_is_named() {
     assert!(fault(LayerDesc { rows: 0, ..desc }).starts_with("the number of tokens is 0;"));
     assert!(fault(LayerDesc { rows: 2, ..desc }).contains("more of bf16 alone, by kernels of avx512bf16"));
     assert!(fault(LayerDesc { kv_heads: 3, ..desc }).contains("4 heads and 3 heads of keys"));
-    let run = |x: usize, float, room: usize, len| {
-        let norm = || Norm { weight: typed(FloatType::F32, &[1.0; 8]), eps: EPS };
+    let run = |x: usize, float, room: usize, len, unseen| {
+        let norm = || Norm { weight: typed(FloatType::F32, &[1.0; 8]), eps: EPS, rounds_once: false };
         let (mut keys, mut values) = (vec![0.0; 2 * 16 * 3], vec![0.0; 2 * 16 * 3]);
         let token = Tokens {
             x: typed(float, &vec![1.0; x]),
@@ -232,23 +257,29 @@ fn what_does_not_fit_is_named() {
             head_norms: None,
             rotation: [typed(FloatType::F32, &[1.0; 16]), typed(FloatType::F32, &[0.0; 16])],
             scale: 1.0,
+            sinks: Some(typed(FloatType::F32, &[0.0; 4])),
             cache: [OutputMut::F32(&mut keys), OutputMut::F32(&mut values)],
             room,
             len,
+            unseen,
             out: OutputMut::F32(&mut [0.0; 8]),
         };
         TokenLayer::new(&desc, CpuOptions::default()).unwrap().run(token, product).map_err(|e| e.to_string())
     };
-    run(8, FloatType::F32, 3, 2).unwrap();
+    run(8, FloatType::F32, 3, 2, 0).unwrap();
     assert!(
-        run(9, FloatType::F32, 3, 2)
+        run(9, FloatType::F32, 3, 2, 0)
             .unwrap_err()
             .contains("x is [1, 9] of F32; the plan was made for [1, 8] of f32")
     );
-    assert!(run(8, FloatType::F16, 3, 2).unwrap_err().contains("x is [1, 8] of F16"));
-    assert!(run(8, FloatType::F32, 3, 3).unwrap_err().contains("the number of tokens before is 3"));
+    assert!(run(8, FloatType::F16, 3, 2, 0).unwrap_err().contains("x is [1, 8] of F16"));
+    assert!(run(8, FloatType::F32, 3, 3, 0).unwrap_err().contains("the number of tokens before is 3"));
+    let unseen = run(8, FloatType::F32, 3, 1, 2).unwrap_err();
+    assert!(unseen.contains(
+        "is 1, 2 of them unseen; the plan was made for those unseen at least, less than the room for 3"
+    ));
     assert!(
-        run(8, FloatType::F32, 4, 2)
+        run(8, FloatType::F32, 4, 2, 0)
             .unwrap_err()
             .contains("the keys is 96 values; the plan was made for 128")
     );
@@ -280,7 +311,7 @@ fn a_prompt_is_its_tokens_one_by_one_close() {
             let desc = LayerDesc { float, hidden: HIDDEN, heads, kv_heads, head_dim, rows: count };
             let mut layer = TokenLayer::new(&desc, options).unwrap();
             for first in (0..rows).step_by(count) {
-                let norm_of = |at: usize| Norm { weight: weights[at].clone(), eps: EPS };
+                let norm_of = |at: usize| Norm { weight: weights[at].clone(), eps: EPS, rounds_once: false };
                 let OutputMut::Bf16(out) = out.output() else { unreachable!("as it was made") };
                 let [keys, values] = &mut cache;
                 let tokens = Tokens {
@@ -289,9 +320,11 @@ fn a_prompt_is_its_tokens_one_by_one_close() {
                     head_norms: Some([norm_of(2), norm_of(3)]),
                     rotation: [some(&cos, first, count), some(&sin, first, count)],
                     scale: (head_dim as f32).powf(-0.5),
+                    sinks: None,
                     cache: [keys.output(), values.output()],
                     room,
                     len: first,
+                    unseen: 0,
                     out: OutputMut::Bf16(&mut out[first * HIDDEN..][..count * HIDDEN]),
                 };
                 layer.run(tokens, product).unwrap();
@@ -307,4 +340,42 @@ fn a_prompt_is_its_tokens_one_by_one_close() {
             assert!((got - want).abs() <= 8.0 * 4e-3, "{rows} x {head_dim} at {i}: {got}, {want}");
         }
     }
+}
+
+#[test]
+fn a_norm_that_rounds_once_is_off_by_half_a_unit_exact() {
+    let float = FloatType::Bf16;
+    let mut random = Random(3);
+    let [x, weight] = [0; 2].map(|_| typed(float, &random.floats(HIDDEN)));
+    let want = norm(&values(&x), &values(&weight));
+    let off = |rounds_once| {
+        let norm_of = || Norm { weight: weight.clone(), eps: EPS, rounds_once };
+        let [mut keys, mut values, mut out] = [16, 16, HIDDEN].map(|len| vec![bf16::ZERO; len]);
+        let tokens = Tokens {
+            x: x.clone(),
+            norms: [norm_of(), norm_of()],
+            head_norms: None,
+            rotation: [typed(float, &[1.0; 16]), typed(float, &[0.0; 16])],
+            scale: 1.0,
+            sinks: None,
+            cache: [OutputMut::Bf16(&mut keys), OutputMut::Bf16(&mut values)],
+            room: 1,
+            len: 0,
+            unseen: 0,
+            out: OutputMut::Bf16(&mut out),
+        };
+        let desc = LayerDesc { float, hidden: HIDDEN, heads: 1, kv_heads: 1, head_dim: 16, rows: 1 };
+        let mut most: f64 = 0.0;
+        let seen = |part, a: &AOperand<'_>, out: OutputMut<'_>| {
+            if let (Part::Query, AOperand::Float(a)) = (part, a) {
+                let off = (0..HIDDEN).map(|i| (f64::from(a.value(0, i)) / want[i] - 1.0).abs());
+                most = most.max(off.fold(0.0, f64::max));
+            }
+            product(part, a, out)
+        };
+        TokenLayer::new(&desc, CpuOptions::default()).unwrap().run(tokens, seen).unwrap();
+        most
+    };
+    let unit = f64::from(bf16::EPSILON.to_f32());
+    assert!(off(true) <= 0.5001 * unit && off(false) > 0.5001 * unit);
 }

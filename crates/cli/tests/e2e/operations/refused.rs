@@ -123,7 +123,7 @@ fn tensors_that_a_mixture_does_not_take_are_refused() {
     odd.extend(tensors(&other).into_iter().filter(|t| t.0.contains("experts.1.")));
     rewritten(
         &odd,
-        &["experts of a layer have one shape and format", "experts.1.gate_proj.weight is nvfp4 [64, 64]"],
+        &["experts of a layer have one shape and format", "experts.1.gate_proj: is nvfp4 [64, 64]"],
     );
     // An expert that lacks its down projection.
     let kept: Tensors = whole.iter().filter(|t| !t.0.contains("experts.1.down_proj")).cloned().collect();
