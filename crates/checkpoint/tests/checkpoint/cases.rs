@@ -1,11 +1,15 @@
-//! Small checkpoints, what is changed in them, and what reading them gives: the cases of `cases.txt`, which says how they are
-//! written.
+//! Small checkpoints, what is changed in them, and what reading them gives: the cases of `cases/`, whose first file says how
+//! they are written.
 
 use std::str::FromStr;
 
 use crate::common::*;
 use dualgemm_checkpoint::write::Output;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error, Which};
+use dualgemm_checkpoint::{
+    BadInputScale, Checkpoint, Dtype, Error, LinearSource, MlpKind, OpenOptions, Which,
+};
+use dualgemm_formats::ScaleLayout;
+use half::bf16;
 use serde_json::Value;
 
 fn parse<T: FromStr>(word: &str) -> T {
@@ -30,6 +34,51 @@ fn fits(text: &str, pattern: &str) -> bool {
         .iter()
         .try_fold(rest.to_owned(), |rest, part| after(&rest, part))
         .is_some_and(|r| r.ends_with(last))
+}
+
+/// `1+2[96..128]`: weights of these seeds one below the other, and of these rows alone; with `/2` every second one.
+fn weight(text: &str, [rows, k, block]: [&str; 3]) -> Weight {
+    let (seeds, part) = text.trim_end_matches(']').split_once('[').unwrap_or((text, ""));
+    let of = |seed| Weight::with_block(parse(seed), parse(rows), parse(k), parse(block));
+    let whole = seeds.split('+').map(of).reduce(|above, below| above.stacked(&below)).unwrap();
+    let Some((first, rest)) = part.split_once("..") else { return whole };
+    let (end, step) = rest.split_once('/').unwrap_or((rest, "1"));
+    whole.rows_at((parse(first)..parse(end)).step_by(parse(step)))
+}
+
+/// Codes or block scales of a weight as a file may hold them.
+fn stored(scales: bool, words: &[&str]) -> Vec<u8> {
+    let dims = [words[1], words[2], words[3]];
+    let one = |seed: &str| {
+        let w = weight(seed, dims);
+        let (bytes, cols) = if scales { (&w.scales, w.k / w.block) } else { (&w.codes, w.k / 2) };
+        match words.get(4).copied().unwrap_or("rows") {
+            "rows" => bytes.clone(),
+            "columns" => {
+                (0..cols).flat_map(|c| bytes.iter().skip(c).step_by(cols)).copied().collect::<Vec<u8>>()
+            }
+            "swizzled" => w.swizzled(),
+            "swapped" => bytes.iter().map(|byte| byte.rotate_left(4)).collect(),
+            other => panic!("`{other}`"),
+        }
+    };
+    words[0].split('+').flat_map(one).collect()
+}
+
+/// A line for each of the values in `<a,b,c>`; several of these lists go in step.
+fn expanded(line: &str) -> Vec<String> {
+    let Some((before, (list, after))) =
+        line.split_once('<').and_then(|(before, rest)| Some((before, rest.split_once('>')?)))
+    else {
+        return vec![line.into()];
+    };
+    let after = expanded(after);
+    let values = list.split(',').enumerate();
+    values.map(|(at, value)| format!("{before}{value}{}", after[at.min(after.len() - 1)])).collect()
+}
+
+fn shape(word: &str) -> Vec<usize> {
+    word.split('x').filter(|n| *n != "scalar").map(parse).collect()
 }
 
 fn base(words: &[&str]) -> Fixture {
@@ -68,6 +117,17 @@ fn put(at: &mut Option<Value>, path: &[&str], value: Option<Value>) {
     entries.extend(inner.map(|inner| ((*key).into(), inner)));
 }
 
+fn option(options: &mut OpenOptions, name: &str, value: &str) {
+    match name {
+        "within" => options.within = Some(value.into()),
+        "order" => options.gate_up_order = Some(parse(value)),
+        "nibbles" => options.nibble_order = Some(serde_json::from_value(value.into()).unwrap()),
+        "scales" => options.scale_layout = ScaleLayout::ALL.into_iter().find(|l| l.to_string() == value),
+        "bad-input-scale" => options.bad_input_scale = BadInputScale::One,
+        other => panic!("no option `{other}`"),
+    }
+}
+
 fn edit(f: &mut Fixture, line: &str) {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[0] {
@@ -79,36 +139,48 @@ fn edit(f: &mut Fixture, line: &str) {
             assert!(f.tensors.len() < before, "{} was there", words[1]);
         }
         "+" => {
-            let (name, dtype) = (words[1], Dtype::from_safetensors(words[2]).unwrap());
-            let shape: Vec<usize> = words[3].split('x').filter(|n| *n != "scalar").map(parse).collect();
-            let count: usize = shape.iter().product();
-            let bytes = match words.get(4) {
-                Some(value) if dtype == Dtype::F32 => parse::<f32>(value).to_le_bytes().repeat(count),
-                value => vec![value.map_or(0, |value| parse(value)); dtype.byte_len(count).unwrap()],
+            let (name, dtype, shape) =
+                (words[1], Dtype::from_safetensors(words[2]).unwrap(), shape(words[3]));
+            let (count, values) = (shape.iter().product(), &words[4..]);
+            let counting = values.first() == Some(&"count");
+            let value = |at: usize| if counting { at as f32 } else { parse(values[at % values.len()]) };
+            let bytes = match (dtype, values.is_empty()) {
+                (Dtype::F32, false) => (0..count).flat_map(|at| value(at).to_le_bytes()).collect(),
+                (Dtype::Bf16, false) => {
+                    (0..count).flat_map(|at| bf16::from_f32(value(at)).to_le_bytes()).collect()
+                }
+                _ => vec![values.first().map_or(0, |value| parse(value)); dtype.byte_len(count).unwrap()],
             };
             f.add(name, dtype, &shape, bytes);
         }
+        "codes" | "scales" => {
+            let dtype = Dtype::from_safetensors(words[2]).unwrap();
+            f.add(words[1], dtype, &shape(words[3]), stored(words[0] == "scales", &words[4..]));
+        }
+        "text" => {
+            let (name, text) = line["text ".len()..].split_once(' ').unwrap();
+            f.add(name, Dtype::U8, &[text.len()], text.as_bytes().to_vec());
+        }
         "module" => {
-            let [name, kind, seed] = [words[1], words[2], words[3]];
-            let (seed, [rows, k]) = (parse(seed), [words[4], words[5]].map(parse::<usize>));
+            let [name, kind, seed, rows, k] = [1, 2, 3, 4, 5].map(|at| words[at]);
             let (scale, input) = (optional(words.get(6).copied()), optional(words.get(7).copied()));
+            let of = |block| weight(seed, [rows, k, block]);
             match kind {
-                "modelopt" => f.modelopt(name, &Weight::new(seed, rows, k), scale.unwrap(), input),
-                "compressed" => f.compressed(name, &Weight::new(seed, rows, k), scale.unwrap(), input),
-                "compressed-mx" => f.compressed(name, &Weight::with_block(seed, rows, k, 32), 0.0, input),
-                _ => {
-                    // mxfp4, its scales under this ending.
-                    let w = Weight::with_block(seed, rows, k, 32);
-                    mxfp4(f, name, &w, (kind, Dtype::U8));
-                    f
-                }
-            };
+                "modelopt" => drop(f.modelopt(name, &of("16"), scale.unwrap(), input)),
+                "compressed" => drop(f.compressed(name, &of("16"), scale.unwrap(), input)),
+                "compressed-mx" => drop(f.compressed(name, &of("32"), 0.0, input)),
+                // mxfp4, its scales under this ending.
+                _ => mxfp4(f, name, &of("32"), (kind, Dtype::U8)),
+            }
         }
         "experts" => {
             for expert in words[1..].iter().copied() {
+                let (path, seed) = match expert {
+                    "shared" => ("model.layers.0.mlp.shared_experts".into(), 99),
+                    number => (format!("model.layers.0.mlp.experts.{number}"), parse(number)),
+                };
                 for projection in PROJECTIONS {
-                    let module = format!("model.layers.0.mlp.experts.{expert}.{projection}");
-                    f.modelopt(&module, &Weight::new(parse(expert), 64, 64), 1e-3, Some(0.5));
+                    f.modelopt(&format!("{path}.{projection}"), &Weight::new(seed, 64, 64), 1e-3, Some(0.5));
                 }
             }
         }
@@ -136,42 +208,114 @@ fn edit(f: &mut Fixture, line: &str) {
 }
 
 fn said<T>(found: Result<T, Error>) -> String {
-    found.map_or_else(|e| message(&e), |_| "ok".into())
+    said_as(found, |_| "ok".into())
 }
 
-fn check(f: &Fixture, line: &str) {
+fn said_as<T>(found: Result<T, Error>, text: impl FnOnce(T) -> String) -> String {
+    found.map_or_else(|e| message(&e), text)
+}
+
+fn joined(all: impl IntoIterator<Item = String>) -> String {
+    all.into_iter().collect::<Vec<_>>().join(" | ")
+}
+
+fn kind(word: &str) -> MlpKind {
+    match word {
+        "dense" => MlpKind::Dense,
+        "shared" => MlpKind::Shared,
+        "experts" => MlpKind::Experts,
+        other => panic!("`{other}`"),
+    }
+}
+
+/// `gate`, `up` and `down` of layer 0; `3/gate` of another layer, `3/shared/gate` and `3/7/gate` of its experts; a module.
+fn source<'c>(c: &'c Checkpoint, which: &str) -> Result<LinearSource<'c>, Error> {
+    let (layer, which, half) = match which.split('/').collect::<Vec<_>>()[..] {
+        [half] => (0, Which::Dense, half),
+        [layer, half] => (parse(layer), Which::Dense, half),
+        [layer, "shared", half] => (parse(layer), Which::Shared, half),
+        [layer, expert, half] => (parse(layer), Which::Expert(parse(expert)), half),
+        _ => panic!("`{which}`"),
+    };
+    match half {
+        "gate" => Ok(c.gate_up_source(layer, which)?.gate),
+        "up" => Ok(c.gate_up_source(layer, which)?.up),
+        "down" => c.down_source(layer, which),
+        module => c.linear_source(module),
+    }
+}
+
+fn check(f: &Fixture, options: &OpenOptions, line: &str) {
     let (what, rest) = line.split_once(' ').unwrap_or((line, ""));
-    let open = || f.open(&defaults());
+    let (word, pattern) = rest.split_once(' ').unwrap_or((rest, ""));
+    let words: Vec<&str> = rest.split(' ').collect();
+    let open = || f.open(options);
+    let findings = || findings(f, options);
     let refused =
         |found: String, pattern: &str| assert!(fits(&found, pattern), "says\n{found}\nnot\n{pattern}");
     let linear = |c: &Checkpoint, name: &str| said(c.linear(name));
     match what {
         "mlp" => {
-            let words: Vec<&str> = rest.split(' ').collect();
             assert_mlp(&open().unwrap(), [parse(words[0]), parse(words[1])], optional(Some(words[2])));
         }
-        "is" => {
-            let words: Vec<&str> = rest.split(' ').collect();
-            let [seed, rows, k, block] = [1, 2, 3, 4].map(|at| parse::<usize>(words[at]));
+        "is" | "differs" => {
+            let (c, w) = (open().unwrap(), weight(words[1], [words[2], words[3], words[4]]));
+            let m = source(&c, word).unwrap().read().unwrap().weight;
+            assert_eq!(m.format().block_len(), w.block);
+            if what == "differs" {
+                return assert_ne!(m.dense_rows(0..m.rows()).0, w.codes);
+            }
+            w.assert_is(&m);
+            if let Some(scale) = words.get(5) {
+                // Of a divisor the exact reciprocal.
+                let scale = scale.strip_prefix("1/").map(|divisor| 1.0 / parse::<f64>(divisor));
+                assert_values(&m, &w, scale.unwrap_or_else(|| parse::<f32>(words[5]).into()));
+            }
+        }
+        "layout" => {
             let c = open().unwrap();
-            let m = match words[0] {
-                "gate" => c.gate_up(0).unwrap().gate,
-                "up" => c.gate_up(0).unwrap().up,
-                _ => c.down(0).unwrap().weight,
-            };
-            assert_eq!(m.format().block_len(), block);
-            Weight::with_block(seed as u64, rows, k, block).assert_is(&m);
+            let m = source(&c, word).unwrap().read().unwrap().weight;
+            assert_eq!(m.scale_layout().to_string(), pattern);
+        }
+        "bias" => {
+            let c = open().unwrap();
+            let bias = source(&c, word).unwrap().bias.unwrap();
+            assert_eq!(bias[parse::<usize>(words[1])], parse::<f32>(words[2]));
+        }
+        "inputs" => {
+            let c = open().unwrap();
+            let found = source(&c, word).unwrap().input_scale().unwrap();
+            assert_eq!(found.map(|scale| scale.value()), optional(Some(pattern)));
         }
         "open" => refused(said(open()), rest),
-        "down-input" => {
-            refused(said(open().unwrap().down_source(0, Which::Dense).unwrap().input_scale()), rest)
-        }
+        "read" => refused(said(open().and_then(|c| source(&c, word)?.read().map(drop))), pattern),
+        "down-input" => refused(said(source(&open().unwrap(), "down").unwrap().input_scale()), rest),
         "gate-up" => refused(said(open().and_then(|c| c.gate_up(0).map(drop))), rest),
         "down" => refused(said(open().unwrap().down(0)), rest),
         "input" => refused(said(input_scales(&open().unwrap())), rest),
-        "linear" => {
-            let (name, pattern) = rest.split_once(' ').unwrap();
-            refused(linear(&open().unwrap(), name), pattern);
+        "linear" => refused(linear(&open().unwrap(), word), pattern),
+        "experts" => {
+            let ids = |ids: Vec<usize>| ids.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+            refused(said_as(open().unwrap().experts(parse(word)), ids), pattern);
+        }
+        "activation" => {
+            refused(said_as(open().unwrap().activation(0, kind(word)), |s| s.to_string()), pattern)
+        }
+        "whole" => refused(said(open().unwrap().check_whole(0, kind(word))), pattern),
+        "mixture" => refused(said(open().unwrap().check_mixture(0, false)), rest),
+        "routed" => refused(said(open().unwrap().check_mixture(0, true)), rest),
+        "router" => assert_eq!(format!("{:?}", open().unwrap().router_weights()), rest),
+        "mlps" => {
+            let mlps = open().unwrap().mlps();
+            assert_eq!(joined(mlps.iter().map(|m| format!("{} {} {}", m.layer, m.kind, m.experts))), rest);
+        }
+        "modules" => {
+            let all = open().unwrap().modules();
+            assert_eq!(joined(all.iter().map(|m| format!("{} {} {:?}", m.name, m.format, m.shape))), rest);
+        }
+        "exports" => {
+            let c = open().unwrap();
+            assert!(c.export(Output::Modelopt).unwrap().linears.iter().any(|l| l.module == rest));
         }
         // A fault of the gate projection: nothing reads or writes it, and all else is read.
         "gate-alone" => {
@@ -179,23 +323,19 @@ fn check(f: &Fixture, line: &str) {
             refused(linear(&c, GATE), rest);
             refused(said(c.gate_up(0)), rest);
             assert_eq!(linear(&c, UP), "ok");
-            assert!(
-                c.validate()
-                    .iter()
-                    .any(|f| f.rule.id == "config" && f.message.contains(rest.trim_matches('…')))
-            );
+            let is_it = |m: &str| m.contains(rest.trim_matches('…'));
+            assert!(c.validate().iter().any(|f| f.rule.id == "config" && is_it(&f.message)));
             assert!(c.export(Output::Modelopt).is_err());
         }
         "convention" => assert_eq!(open().unwrap().convention().name, rest),
         "finds" => {
-            let found = findings(f);
-            let found = found.iter().map(|f| format!("{} {} {}", f.rule.id, f.tensor, f.value));
-            assert_eq!(found.collect::<Vec<_>>().join(" | "), rest.strip_prefix("nothing").unwrap_or(rest));
+            let found = joined(findings().iter().map(|f| format!("{} {} {}", f.rule.id, f.tensor, f.value)));
+            assert_eq!(found, rest.strip_prefix("nothing").unwrap_or(rest));
         }
-        "says" => refused(findings(f).remove(0).message, &rest.replace("DIR", "…")),
-        "some" => assert!(findings(f).iter().any(|f| fits(&f.message, rest)), "{:#?}", findings(f)),
+        "says" => refused(findings().remove(0).message, &rest.replace("DIR", "…")),
+        "some" => assert!(findings().iter().any(|f| fits(&f.message, rest)), "{:#?}", findings()),
         "rules" => {
-            let found = findings(f);
+            let found = findings();
             assert_eq!(found.iter().map(|f| f.rule.id).collect::<Vec<_>>().join(" "), rest, "{found:#?}");
         }
         other => panic!("no check `{other}`"),
@@ -203,20 +343,31 @@ fn check(f: &Fixture, line: &str) {
 }
 
 /// A paragraph, once for each value of its `for` lines.
-fn run(lines: &[(usize, String)]) -> usize {
+fn run(lines: &[(String, String)]) -> usize {
     let [(number, first), rest @ ..] = lines else { return 0 };
-    if let Some((name, values)) = first.strip_prefix("for ").and_then(|line| line.split_once(" in ")) {
-        let with = |value| rest.iter().map(|(n, line)| (*n, line.replace(name, value))).collect::<Vec<_>>();
-        return values.split(" | ").map(|value| run(&with(value))).sum();
+    if let Some((names, values)) = first.strip_prefix("for ").and_then(|line| line.split_once(" in ")) {
+        let with = |values: &str| {
+            let fill = |line: String, (name, value): (&str, &str)| line.replace(name, value);
+            let pairs = || {
+                names.split(", ").zip(if names.contains(", ") {
+                    values.split("; ")
+                } else {
+                    values.split("\n")
+                })
+            };
+            rest.iter().map(|(n, line)| (n.clone(), pairs().fold(line.clone(), fill))).collect::<Vec<_>>()
+        };
+        return values.split(" | ").map(|values| run(&with(values))).sum();
     }
     // What a failure shows.
-    println!("cases.txt:{number}: {first}");
-    let mut f = base(&first.split_whitespace().collect::<Vec<_>>());
+    println!("{number}: {first}");
+    let (mut f, mut options) = (base(&first.split_whitespace().collect::<Vec<_>>()), defaults());
     for (number, line) in rest {
-        println!("cases.txt:{number}: {line}");
-        match line.strip_prefix("> ") {
-            Some(line) => check(&f, line),
-            None => edit(&mut f, line),
+        println!("{number}: {line}");
+        match (line.strip_prefix("> "), line.strip_prefix("option ").and_then(|o| o.split_once(' '))) {
+            (Some(line), _) => check(&f, &options, line),
+            (_, Some((name, value))) => option(&mut options, name, value),
+            _ => expanded(line).iter().for_each(|line| edit(&mut f, line)),
         }
     }
     1
@@ -227,16 +378,23 @@ fn every_case_gives_what_it_says() {
     let names = [("$gate", GATE), ("$up", UP), ("$down", DOWN), ("$mlp", "model.layers.0.mlp")];
     let mut names: Vec<(String, String)> = names.map(|(name, text)| (name.into(), text.into())).into();
     let (mut paragraph, mut count) = (Vec::new(), 0);
-    for (number, line) in (1..).zip(include_str!("cases.txt").lines().chain([""])) {
-        if let Some((name, text)) = line.split_once(" := ") {
-            names.push((name.into(), text.into()));
-        } else if line.is_empty() {
-            count += run(&std::mem::take(&mut paragraph));
-        } else if !line.trim_start().starts_with('#') {
-            let filled =
-                names.iter().rev().fold(line.to_owned(), |line, (name, text)| line.replace(name, text));
-            paragraph.push((number, filled.trim().to_owned()));
+    for (file, text) in [
+        ("declared", include_str!("cases/declared.txt")),
+        ("findings", include_str!("cases/findings.txt")),
+        ("models", include_str!("cases/models.txt")),
+        ("stored", include_str!("cases/stored.txt")),
+    ] {
+        for (number, line) in (1..).zip(text.lines().chain([""])) {
+            if let Some((name, text)) = line.split_once(" := ") {
+                names.push((name.into(), text.into()));
+            } else if line.is_empty() {
+                count += run(&std::mem::take(&mut paragraph));
+            } else if !line.trim_start().starts_with('#') {
+                let filled =
+                    names.iter().rev().fold(line.to_owned(), |line, (name, text)| line.replace(name, text));
+                paragraph.push((format!("{file}.txt:{number}"), filled.trim().to_owned()));
+            }
         }
     }
-    assert!(count > 100, "{count} cases");
+    assert!(count > 300, "{count} cases");
 }

@@ -7,7 +7,7 @@ use crate::common::{
 };
 use dualgemm_checkpoint::gguf::GgufValue;
 use dualgemm_checkpoint::write::config_to_gguf;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Family, JsonFile, MlpKind, OpenOptions, Stated, Which};
+use dualgemm_checkpoint::{Checkpoint, Family, JsonFile, MlpKind, OpenOptions, Stated};
 use dualgemm_gemm::Activation;
 use serde_json::{Value, json};
 
@@ -156,73 +156,6 @@ fn a_checkpoint_says_so_to_its_validator_and_may_be_overruled() {
 }
 
 #[test]
-fn entries_about_activations_that_are_not_understood_are_refused_by_name() {
-    for (key, value) in [
-        ("swiglu_limit", json!(10.0)),
-        ("swiglu_limits", json!([0.0, 7.0])),
-        ("swiglu_alpha", json!(1.7)),
-        ("mlp_clamp", json!(true)),
-        ("moe_act_beta", json!(0.5)),
-        ("activation_function", json!("gelu")),
-        ("hidden_act_param", json!(0.1)),
-        ("mlp_up_softcap", json!(25.0)),
-    ] {
-        for model_type in ["llama", "foo"] {
-            let c = safetensors(&json!({ "model_type": model_type, "hidden_act": "silu", key: value }));
-            let said = format!("config.json: {key} is {value}, which is not understood in ");
-            assert_has(&refusal(&c, 0, Dense), &said);
-        }
-    }
-}
-
-/// Rows of `order`, which the family defines.
-#[track_caller]
-fn assert_fused(model_type: &str, mlp: &str, projection: &str, up_first: bool) {
-    let (gate, up) = (Weight::new(1, 16, 32), Weight::new(2, 16, 32));
-    let both = if up_first { up.stacked(&gate) } else { gate.stacked(&up) };
-    let mut config = modelopt_config("NVFP4");
-    config["model_type"] = json!(model_type);
-    let mut f = Fixture::with(config);
-    f.modelopt(&format!("model.layers.0.{mlp}.{projection}"), &both, 1e-3, Some(1.0));
-    let c = f.open(&defaults()).unwrap();
-    let source = c.gate_up_source(0, if mlp == "mlp" { Which::Dense } else { Which::Shared });
-    let read = source.and_then(|source| source.read()).unwrap_or_else(|e| panic!("{model_type}: {e}"));
-    gate.assert_is(&read.gate);
-    up.assert_is(&read.up);
-}
-
-#[test]
-fn fused_modules_are_read_in_the_order_of_their_family() {
-    assert_fused("phi3", "mlp", "gate_up_proj", false);
-    assert_fused("glm4", "mlp", "gate_up_proj", false);
-    assert_fused("hunyuan_v1_moe", "mlp", "gate_and_up_proj", true);
-    assert_fused("granitemoeshared", "shared_mlp", "input_linear", false);
-    // Experts in one tensor.
-    let (gate, up) = (Weight::new(1, 16, 32), Weight::new(2, 16, 32));
-    let mut all = gate.stacked(&up);
-    let second = all.clone();
-    all = all.stacked(&second);
-    let mut config = modelopt_config("NVFP4");
-    config["model_type"] = json!("granitemoe");
-    let mut f = Fixture::with(config);
-    f.modelopt("model.layers.0.block_sparse_moe.input_linear", &all, 1e-3, Some(1.0));
-    for (ending, shape) in [("weight", vec![2, 32, 16]), ("weight_scale", vec![2, 32, 2])] {
-        f.tensor(&format!("model.layers.0.block_sparse_moe.input_linear.{ending}")).shape = shape;
-    }
-    let c = f.open(&defaults()).unwrap();
-    let read = crate::common::expert(&c, 0, 1).unwrap();
-    gate.assert_is(&read.gate);
-    up.assert_is(&read.up);
-    // Where no family says so, the order is asked for.
-    let mut config = modelopt_config("NVFP4");
-    config["model_type"] = json!("foo");
-    let mut f = Fixture::with(config);
-    f.modelopt("model.layers.0.mlp.gate_and_up_proj", &gate.stacked(&up), 1e-3, Some(1.0));
-    let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
-    assert!(e.contains("model.layers.0.mlp.gate_and_up_proj.weight") && e.contains("order"), "{e}");
-}
-
-#[test]
 fn every_family_of_the_table_can_be_asked() {
     for family in Family::ALL {
         for name in family.model_types.iter().filter(|name| **name != "params.json") {
@@ -291,23 +224,4 @@ fn the_corpus_of_configurations_gives_activations_or_refusals() {
             }
         }
     }
-}
-
-#[test]
-fn tensors_stored_as_gpt_oss_stores_them_are_not_taken_for_silu() {
-    let open = |config: Value| {
-        let mut all = json!({ "quantization_config": { "quant_method": "mxfp4" } });
-        all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
-        let mut f = Fixture::with(all);
-        let module = "model.layers.0.mlp.experts.gate_up_proj";
-        f.add(&format!("{module}_blocks"), Dtype::U8, &[1, 32, 1, 16], vec![0x21; 32 * 16]);
-        f.add(&format!("{module}_scales"), Dtype::U8, &[1, 32, 1], vec![120; 32]);
-        f.open(&defaults()).unwrap()
-    };
-    let c = open(json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
-    assert_states(&c, 0, Experts, "swigluoai:1.702,1,7 (family gpt_oss)");
-    let e = refusal(&open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "silu" })), 0, Experts);
-    assert_has(&e, "says silu, and its tensors are stored as gpt-oss stores them");
-    let c = open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "swigluoai" }));
-    assert_states(&c, 0, Experts, "swigluoai:1.702,1,7 (config.json: hidden_act)");
 }

@@ -1,8 +1,12 @@
 //! GGUF files as llama.cpp writes them.
 
-use crate::common::{Weight, assert_ends, assert_has, expert, input_scales, open_gguf};
+use crate::common::*;
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
-use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorOut};
+use dualgemm_checkpoint::{
+    Checkpoint, Dtype, GateUpOrder,
+    MlpKind::{Dense, Experts},
+    OpenOptions, TensorOut,
+};
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
 
 fn open(tensors: &[TensorOut<'_>], options: &OpenOptions) -> Checkpoint {
@@ -147,4 +151,60 @@ fn architectures_that_fuse_gate_into_up_are_read_as_they_are() {
     }
     let e = open("starcoder2", &[both]).gate_up(0).unwrap_err().to_string();
     assert_ends(&e, "(`blk.0` has up and down projections, but no gate)");
+}
+
+#[test]
+fn gguf_scales_have_two_names_and_no_third() {
+    let open = |tensors: &[(&str, f32)]| {
+        let w = Weight::with_block(1, 32, 64, 32);
+        let mut blocks = Vec::new();
+        for (codes, scale) in w.codes.chunks(16).zip(&w.scales) {
+            let code = |k: usize| codes[k / 2] >> (4 * (k % 2)) & 15;
+            blocks.push(*scale);
+            blocks.extend((0..16).map(|j| code(j) | code(j + 16) << 4));
+        }
+        let dtype = Dtype::from_ggml(Dtype::GGML_MXFP4).unwrap();
+        let mut all: Vec<TensorOut<'_>> = ["gate", "up"]
+            .map(|p| TensorOut::new(format!("blk.0.ffn_{p}.weight"), dtype, [32, 64], blocks.clone()))
+            .into();
+        all.extend(tensors.iter().map(|(name, value)| TensorOut::scalar(*name, &[1], *value)));
+        open_gguf("llama", &[], &all, &defaults())
+    };
+    let w = Weight::with_block(1, 32, 64, 32);
+    let c = open(&[("blk.0.ffn_gate.weight.scale", 0.25), ("blk.0.ffn_up.scale", 0.5)]);
+    let both = c.gate_up(0).unwrap();
+    assert_values(&both.gate, &w, 0.25);
+    assert_values(&both.up, &w, 0.5);
+    for (names, refused) in [
+        (&["blk.0.ffn_gate.weight_scale"][..], "blk.0.ffn_gate.weight_scale"),
+        (&["blk.0.ffn_gate.weight.scale2"], "blk.0.ffn_gate.weight.scale2"),
+        (&["blk.0.ffn_gate.lora_a"], "blk.0.ffn_gate.lora_a"),
+        (&["blk.0.ffn_gate.scale", "blk.0.ffn_gate.weight.scale"], "blk.0.ffn_gate.weight.scale"),
+    ] {
+        let c = open(&names.iter().map(|name| (*name, 0.5)).collect::<Vec<_>>());
+        assert_starts(&refusal(c.gate_up(0)), &format!("{refused}: belongs to `blk.0.ffn_gate`"));
+        assert_eq!(rules(&c), ["unknown-tensor"]);
+    }
+    assert_eq!(rules(&open(&[("blk.0.ffn_gate_inp.weight", 0.5), ("blk.0.exp_probs_b.bias", 0.5)])), [""; 0]);
+}
+
+#[test]
+fn of_a_layer_in_gguf_the_feed_forward_tensors_count() {
+    for (beside, alone) in [
+        ("attn_norm", true),
+        ("ffn_norm", true),
+        ("post_ffw_norm", true),
+        ("ffn_gate_inp", true),
+        ("exp_probs_b", true),
+        ("ffn_sub_norm", false),
+        ("ffn_up_chexps", false),
+        ("ffn_latent_down", false),
+    ] {
+        let mut tensors = gguf_mlps(1, &["", "_exps"]);
+        tensors.push(TensorOut::new(format!("blk.0.{beside}.weight"), Dtype::F32, [2], vec![0; 8]));
+        let c = open_gguf("qwen3moe", &[], &tensors, &defaults());
+        for found in [c.check_whole(0, Dense), c.check_whole(0, Experts), c.check_mixture(0, false)] {
+            assert_eq!(found.is_ok(), alone, "{beside}: {found:?}");
+        }
+    }
 }

@@ -423,10 +423,10 @@ pub fn refusal<T>(found: Result<T, Error>) -> String {
 }
 
 /// What the validator finds in a directory.
-pub fn findings(f: &Fixture) -> Vec<Finding> {
+pub fn findings(f: &Fixture, options: &OpenOptions) -> Vec<Finding> {
     let dir = tempfile::tempdir().unwrap();
     f.write(dir.path());
-    dualgemm_checkpoint::validate(dir.path(), &defaults())
+    dualgemm_checkpoint::validate(dir.path(), options)
 }
 
 pub fn rules(c: &Checkpoint) -> Vec<&'static str> {
