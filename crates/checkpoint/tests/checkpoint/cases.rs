@@ -1,16 +1,20 @@
 //! Small checkpoints, what is changed in them, and what reading them gives: the cases of `cases/`, whose first file says how
 //! they are written.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::common::lines::{Lines, expanded, fits, paragraphs};
 use crate::common::*;
-use dualgemm_checkpoint::write::Output;
+use dualgemm_checkpoint::validate::Finding;
+use dualgemm_checkpoint::write::{Model, Output, WriteReport, write};
 use dualgemm_checkpoint::{
     BadInputScale, Checkpoint, Dtype, Error, LinearSource, MlpKind, OpenOptions, Which,
 };
 use dualgemm_formats::ScaleLayout;
 use half::bf16;
 use serde_json::Value;
+use tempfile::TempDir;
 
 fn parse<T: FromStr>(word: &str) -> T {
     word.parse().ok().unwrap_or_else(|| panic!("`{word}`"))
@@ -22,18 +26,6 @@ fn optional(word: Option<&str>) -> Option<f32> {
 
 fn json(text: &str) -> Option<Value> {
     (text != "none").then(|| serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}")))
-}
-
-/// Whether a text is this, with anything in place of each `…`.
-fn fits(text: &str, pattern: &str) -> bool {
-    let parts: Vec<&str> = pattern.split('…').collect();
-    let [first, middle @ .., last] = &parts[..] else { return text == pattern };
-    let Some(rest) = text.strip_prefix(first) else { return false };
-    let after = |rest: &str, part: &str| Some(rest[rest.find(part)? + part.len()..].to_owned());
-    middle
-        .iter()
-        .try_fold(rest.to_owned(), |rest, part| after(&rest, part))
-        .is_some_and(|r| r.ends_with(last))
 }
 
 /// `1+2[96..128]`: weights of these seeds one below the other, and of these rows alone; with `/2` every second one.
@@ -65,18 +57,6 @@ fn stored(scales: bool, words: &[&str]) -> Vec<u8> {
     words[0].split('+').flat_map(one).collect()
 }
 
-/// A line for each of the values in `<a,b,c>`; several of these lists go in step.
-fn expanded(line: &str) -> Vec<String> {
-    let Some((before, (list, after))) =
-        line.split_once('<').and_then(|(before, rest)| Some((before, rest.split_once('>')?)))
-    else {
-        return vec![line.into()];
-    };
-    let after = expanded(after);
-    let values = list.split(',').enumerate();
-    values.map(|(at, value)| format!("{before}{value}{}", after[at.min(after.len() - 1)])).collect()
-}
-
 fn shape(word: &str) -> Vec<usize> {
     word.split('x').filter(|n| *n != "scalar").map(parse).collect()
 }
@@ -100,6 +80,7 @@ fn base(words: &[&str]) -> Fixture {
             f
         }
         "empty" => Fixture::default(),
+        "whole" => super::whole::model(words[1]),
         other => panic!("no base `{other}`"),
     }
 }
@@ -245,12 +226,55 @@ fn source<'c>(c: &'c Checkpoint, which: &str) -> Result<LinearSource<'c>, Error>
     }
 }
 
-fn check(f: &Fixture, options: &OpenOptions, line: &str) {
+/// A checkpoint, and what it was written as.
+struct Case {
+    f: Fixture,
+    options: OpenOptions,
+    written: Option<(TempDir, PathBuf, WriteReport)>,
+}
+
+impl Case {
+    fn open(&self) -> Result<Checkpoint, Error> {
+        match &self.written {
+            Some((_, path, _)) => Checkpoint::open(path, &defaults()),
+            None => self.f.open(&self.options),
+        }
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        findings(&self.f, &self.options)
+    }
+
+    /// Writes it as this convention, perhaps under a name of its own: `gguf`, `whole-gguf`, `modelopt/m.safetensors`.
+    fn write(&self, output: &str) -> (TempDir, PathBuf, Result<WriteReport, Error>) {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = output.strip_prefix("whole-");
+        let (output, name) =
+            whole.unwrap_or(output).split_once('/').unwrap_or((whole.unwrap_or(output), "m"));
+        let output = Output::ALL.into_iter().find(|of| of.name() == output).unwrap();
+        let path = dir.path().join(if output == Output::Gguf { "m.gguf" } else { name });
+        let report = self.open().and_then(|c| {
+            // Of GGUF the MLPs alone are read, and only they are asked for.
+            let alone = output == Output::Gguf || c.convention().name == "gguf";
+            write(&path, output, &Model { mlp_only: alone && whole.is_none(), ..c.export(output)? })
+        });
+        (dir, path, report)
+    }
+
+    fn to(&mut self, output: &str) {
+        let (dir, path, report) = self.write(output);
+        let report = report.unwrap_or_else(|e| panic!("{e}"));
+        assert!(report.files.iter().all(|file| file.exists()));
+        self.written = Some((dir, path, report));
+    }
+}
+
+fn check(case: &Case, line: &str) {
     let (what, rest) = line.split_once(' ').unwrap_or((line, ""));
     let (word, pattern) = rest.split_once(' ').unwrap_or((rest, ""));
     let words: Vec<&str> = rest.split(' ').collect();
-    let open = || f.open(options);
-    let findings = || findings(f, options);
+    let (open, findings) = (|| case.open(), || case.findings());
+    let report = || &case.written.as_ref().unwrap().2;
     let refused =
         |found: String, pattern: &str| assert!(fits(&found, pattern), "says\n{found}\nnot\n{pattern}");
     let linear = |c: &Checkpoint, name: &str| said(c.linear(name));
@@ -260,12 +284,13 @@ fn check(f: &Fixture, options: &OpenOptions, line: &str) {
         }
         "is" | "differs" => {
             let (c, w) = (open().unwrap(), weight(words[1], [words[2], words[3], words[4]]));
-            let m = source(&c, word).unwrap().read().unwrap().weight;
+            let source = source(&c, word).unwrap();
+            let m = source.read().unwrap().weight;
             assert_eq!(m.format().block_len(), w.block);
             if what == "differs" {
                 return assert_ne!(m.dense_rows(0..m.rows()).0, w.codes);
             }
-            w.assert_is(&m);
+            assert_runs(&source, &w);
             if let Some(scale) = words.get(5) {
                 // Of a divisor the exact reciprocal.
                 let scale = scale.strip_prefix("1/").map(|divisor| 1.0 / parse::<f64>(divisor));
@@ -313,6 +338,20 @@ fn check(f: &Fixture, options: &OpenOptions, line: &str) {
             let all = open().unwrap().modules();
             assert_eq!(joined(all.iter().map(|m| format!("{} {} {:?}", m.name, m.format, m.shape))), rest);
         }
+        "refused" => {
+            let (dir, _, found) = case.write(word);
+            refused(said(found), pattern);
+            assert!(dir.path().read_dir().unwrap().next().is_none(), "something is left");
+        }
+        "wrote" => assert_eq!(report().tensors, parse::<usize>(rest)),
+        "files" => assert_eq!(report().files.len(), parse::<usize>(rest)),
+        "skipped" => {
+            assert_eq!(joined(report().skipped.clone()), rest.strip_prefix("nothing").unwrap_or(rest));
+        }
+        "quantized" => {
+            assert_eq!(open().unwrap().quantized_modules().any(|m| m == word).to_string(), pattern);
+        }
+        "tensor" => assert_eq!(open().unwrap().files().get(word).unwrap().shape, shape(pattern)),
         "exports" => {
             let c = open().unwrap();
             assert!(c.export(Output::Modelopt).unwrap().linears.iter().any(|l| l.module == rest));
@@ -342,59 +381,37 @@ fn check(f: &Fixture, options: &OpenOptions, line: &str) {
     }
 }
 
-/// A paragraph, once for each value of its `for` lines.
-fn run(lines: &[(String, String)]) -> usize {
-    let [(number, first), rest @ ..] = lines else { return 0 };
-    if let Some((names, values)) = first.strip_prefix("for ").and_then(|line| line.split_once(" in ")) {
-        let with = |values: &str| {
-            let fill = |line: String, (name, value): (&str, &str)| line.replace(name, value);
-            let pairs = || {
-                names.split(", ").zip(if names.contains(", ") {
-                    values.split("; ")
-                } else {
-                    values.split("\n")
-                })
-            };
-            rest.iter().map(|(n, line)| (n.clone(), pairs().fold(line.clone(), fill))).collect::<Vec<_>>()
-        };
-        return values.split(" | ").map(|values| run(&with(values))).sum();
-    }
+fn run(lines: Lines<'_>) {
+    let [(_, first), rest @ ..] = lines else { return };
     // What a failure shows.
-    println!("{number}: {first}");
-    let (mut f, mut options) = (base(&first.split_whitespace().collect::<Vec<_>>()), defaults());
-    for (number, line) in rest {
-        println!("{number}: {line}");
-        match (line.strip_prefix("> "), line.strip_prefix("option ").and_then(|o| o.split_once(' '))) {
-            (Some(line), _) => check(&f, &options, line),
-            (_, Some((name, value))) => option(&mut options, name, value),
-            _ => expanded(line).iter().for_each(|line| edit(&mut f, line)),
+    println!("{}: {first}", lines[0].0);
+    let f = base(&first.split_whitespace().collect::<Vec<_>>());
+    let mut case = Case { f, options: defaults(), written: None };
+    for (place, line) in rest {
+        println!("{place}: {line}");
+        match line.split_once(' ') {
+            Some((">", line)) => check(&case, line),
+            Some(("to", output)) => case.to(output),
+            Some(("option", line)) => {
+                let (name, value) = line.split_once(' ').unwrap();
+                option(&mut case.options, name, value);
+            }
+            _ => expanded(line).iter().for_each(|line| edit(&mut case.f, line)),
         }
     }
-    1
 }
 
 #[test]
 fn every_case_gives_what_it_says() {
     let names = [("$gate", GATE), ("$up", UP), ("$down", DOWN), ("$mlp", "model.layers.0.mlp")];
     let mut names: Vec<(String, String)> = names.map(|(name, text)| (name.into(), text.into())).into();
-    let (mut paragraph, mut count) = (Vec::new(), 0);
-    for (file, text) in [
-        ("declared", include_str!("cases/declared.txt")),
-        ("findings", include_str!("cases/findings.txt")),
-        ("models", include_str!("cases/models.txt")),
-        ("stored", include_str!("cases/stored.txt")),
-    ] {
-        for (number, line) in (1..).zip(text.lines().chain([""])) {
-            if let Some((name, text)) = line.split_once(" := ") {
-                names.push((name.into(), text.into()));
-            } else if line.is_empty() {
-                count += run(&std::mem::take(&mut paragraph));
-            } else if !line.trim_start().starts_with('#') {
-                let filled =
-                    names.iter().rev().fold(line.to_owned(), |line, (name, text)| line.replace(name, text));
-                paragraph.push((format!("{file}.txt:{number}"), filled.trim().to_owned()));
-            }
-        }
-    }
+    let files = [
+        ("declared.txt", include_str!("cases/declared.txt")),
+        ("findings.txt", include_str!("cases/findings.txt")),
+        ("models.txt", include_str!("cases/models.txt")),
+        ("stored.txt", include_str!("cases/stored.txt")),
+        ("written.txt", include_str!("cases/written.txt")),
+    ];
+    let count: usize = files.into_iter().map(|file| paragraphs(file, &mut names, &mut run)).sum();
     assert!(count > 300, "{count} cases");
 }

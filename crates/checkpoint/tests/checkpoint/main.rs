@@ -6,7 +6,6 @@ mod common;
 mod activations;
 mod cases;
 mod families;
-mod features;
 mod fused_experts;
 mod gguf;
 mod golden;

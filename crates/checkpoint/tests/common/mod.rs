@@ -2,13 +2,17 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
+pub mod lines;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
 use dualgemm_checkpoint::safetensors::serialize;
 use dualgemm_checkpoint::validate::Finding;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorData, TensorOut, Which};
+use dualgemm_checkpoint::{
+    Checkpoint, Dtype, Error, LinearSource, OpenOptions, TensorData, TensorOut, Which,
+};
 use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{GateUp, Linear};
 use serde_json::{Value, json};
@@ -63,6 +67,12 @@ impl Weight {
         Self { rows, k, block, codes: b.codes(rows * k / 2), scales: b.scales(rows * k / block) }
     }
 
+    /// What a matrix holds.
+    pub fn of(m: &QuantizedMatrix<'_>) -> Self {
+        let (codes, scales) = m.dense_rows(0..m.rows());
+        Self { rows: m.rows(), k: m.k(), block: m.format().block_len(), codes, scales }
+    }
+
     pub fn swizzled(&self) -> Vec<u8> {
         ScaleLayout::Linear.convert(&self.scales, ScaleLayout::Sf128x4, self.rows, self.k / self.block)
     }
@@ -97,6 +107,23 @@ impl Weight {
         assert!(codes == self.codes, "codes of {} differ", m.name());
         assert!(scales == self.scales, "scales of {} differ", m.name());
     }
+}
+
+/// That a layer, and runs of its features that start and end at blocks, atoms and periods and beside them, are these.
+#[track_caller]
+pub fn assert_runs(source: &LinearSource<'_>, w: &Weight) {
+    let n = w.rows;
+    for rows in [0..n, 0..1, 7..33, 64..128, 96..n, n - 1..n] {
+        if rows.start >= rows.end || rows.end > n {
+            continue;
+        }
+        let part = source.features(rows.clone()).unwrap();
+        let (name, scale) = (part.weight.name(), part.weight.global_scale());
+        assert_eq!((name, scale), (&*source.name(), source.tensor_scale));
+        assert_eq!(part.bias.as_deref(), source.bias.as_ref().map(|bias| &bias[rows.clone()]));
+        w.rows_at(rows).assert_is(&part.weight);
+    }
+    assert!(source.features(3..3).is_err(), "no features are no matrix");
 }
 
 /// A checkpoint directory in the making.
