@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{arg, changed, data, held, json, run_json, text, write};
+use crate::common::{arg, changed, data, held, json, run_json, write};
 use safetensors::Dtype;
 
 const EXPECTED: &str = "expected-modelopt-nvfp4.safetensors";
@@ -26,37 +26,6 @@ fn verify_changed(out_dtype: &str, change: impl Fn(&str, &mut Vec<u8>)) -> serde
     let run = [arg(&wrong), "--input", arg(&input), "--out-dtype", out_dtype, "--output", arg(&out)];
     run_json(&[&run[..], &["--check", "none"]].concat(), 0);
     json(&["verify", arg(&out), "--checkpoint", arg(&right), "--layer", "0", "--input", arg(&input)], 1)
-}
-
-#[test]
-fn expected_outputs_verify_against_every_checkpoint() {
-    let hidden = data("hidden-states-f32.safetensors");
-    for (checkpoint, expected) in [
-        ("modelopt-nvfp4", EXPECTED),
-        ("mlp-nvfp4.gguf", EXPECTED),
-        ("compressed-tensors-nvfp4", "expected-compressed-tensors-nvfp4.safetensors"),
-        ("compressed-tensors-nvfp4a16", "expected-compressed-tensors-nvfp4a16.safetensors"),
-    ] {
-        let (checkpoint, expected) = (data(checkpoint), data(expected));
-        let verify = |tensor, more: &[&str]| {
-            let args = [
-                "verify",
-                arg(&expected),
-                "--tensor",
-                tensor,
-                "--checkpoint",
-                arg(&checkpoint),
-                "--layer",
-                "0",
-            ];
-            let report = json(&[&args[..], more].concat(), 0);
-            assert!(report["rel_l2"].as_f64().unwrap() < 1e-7, "{report}");
-            assert!(report["max_ulp"].as_u64().unwrap() <= 1, "{report}");
-            assert_eq!(report["explanations"].as_array().unwrap().len(), 0);
-        };
-        verify("c_w4a16", &["--input", arg(&hidden), "--a-format", "bf16"]);
-        verify("c_w4a4", &["--input", arg(&expected)]);
-    }
 }
 
 #[test]
@@ -164,18 +133,6 @@ fn one_scale_for_both_halves_is_recognized() {
 }
 
 #[test]
-fn results_are_compared_with_files_too() {
-    let expected = data(EXPECTED);
-    let args = ["verify", arg(&expected), "--tensor", "c_w4a16", "--reference"];
-    let same = json(&[&args[..], &[arg(&expected)]].concat(), 0);
-    assert_eq!((same["rel_l2"].as_f64(), same["max_ulp"].as_u64()), (Some(0.0), Some(0)));
-    let other = data("expected-compressed-tensors-nvfp4.safetensors");
-    json(&[&args[..], &[arg(&other)]].concat(), 1);
-    let loose = ["--max-rel-l2", "0.5", "--min-cosine", "0.5"];
-    json(&[&args[..], &[arg(&other)], &loose[..]].concat(), 0);
-}
-
-#[test]
 fn values_that_underflow_are_right_unless_a_limit_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, dtype, bytes: Vec<u8>| {
@@ -197,61 +154,8 @@ fn values_that_underflow_are_right_unless_a_limit_is_asked_for() {
 }
 
 #[test]
-fn text_names_the_worst_element_with_both_bit_patterns() {
-    let (expected, other) = (data(EXPECTED), data("expected-compressed-tensors-nvfp4.safetensors"));
-    let args = ["verify", arg(&expected), "--tensor", "c_w4a4", "--reference", arg(&other)];
-    let text = text(&args, 1);
-    assert!(
-        text.contains("\n  check      WRONG: relative L2 error ")
-            && text.contains("\n             worst element C["),
-        "{text}"
-    );
-    let worst = text.lines().find(|line| line.contains("the reference")).unwrap();
-    assert!(worst.contains("C[") && worst.matches("(0x").count() == 2, "{worst}");
-    assert!(text.contains("allowed: relative L2 ≤ 1e-5 and cosine ≥ 0.9999999999"), "{text}");
-}
-
-#[test]
-fn another_input_is_asked_about_where_no_mistake_explains_the_result() {
+fn an_unusable_scale_is_one_if_asked_for() {
     let dir = tempfile::tempdir().unwrap();
-    let (checkpoint, out) = (data("modelopt-nvfp4"), dir.path().join("c.safetensors"));
-    run_json(&[arg(&checkpoint), "--m", "2", "--seed", "1", "--output", arg(&out)], 0);
-    let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint), "--m", "2"];
-    let text = text(&verify, 1);
-    for part in [" is allowed\n", "no known mistake explains it; are --layer, --input, --seed"] {
-        assert!(text.contains(part), "no {part:?} in\n{text}");
-    }
-}
-
-#[test]
-fn reports_say_which_tensor_every_scale_was() {
-    let dir = tempfile::tempdir().unwrap();
-    let (checkpoint, out) = (data("modelopt-nvfp4"), dir.path().join("c.safetensors"));
-    let named =
-        |name: &str| format!("`model.layers.0.mlp.{name}` in {}/model.safetensors", checkpoint.display());
-    for (how, value, from) in [
-        (&[][..], None, None),
-        (&["--a-format", "nvfp4"], Some(1.3950893e-3), Some(named("gate_proj.input_scale"))),
-        (&["--quantize", "dynamic"], None, Some("dynamic: the largest value of A".into())),
-    ] {
-        let a = [&["--m", "4"], how].concat();
-        let ran = run_json(&[&[arg(&checkpoint), "--output", arg(&out)], &a[..]].concat(), 0);
-        let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint)];
-        let verified = json(&[&verify[..], &a].concat(), 0);
-        assert_eq!(ran["matrices"], verified["matrices"]);
-        assert_eq!(ran["input_scale"], verified.get("input_scale").cloned().unwrap_or_default());
-        for (half, matrix) in ["gate", "up"].into_iter().zip(ran["matrices"].as_array().unwrap()) {
-            assert_eq!(matrix["role"], half);
-            let from = &matrix["tensor_scale_from"];
-            assert_eq!(from["tensor"], format!("model.layers.0.mlp.{half}_proj.weight_scale_2"));
-            assert_eq!(from["file"], format!("{}/model.safetensors", checkpoint.display()));
-        }
-        assert_eq!(ran["input_scale"]["value"].as_f64().map(|x| x as f32), value);
-        assert_eq!(ran["input_scale"]["from"].as_str(), from.as_deref());
-        let printed = text(&[&verify[..], &a].concat(), 0);
-        let scale = "tensor scale 1.1742001e-3, `weight_scale_2` in model.safetensors\n";
-        assert!(printed.contains(scale), "{printed}");
-    }
     let zero = changed_checkpoint(dir.path(), |name, bytes| {
         if name.ends_with("input_scale") {
             bytes.fill(0);
