@@ -6,12 +6,16 @@ use std::str::FromStr;
 
 use crate::common::lines::{Lines, expanded, fits, paragraphs};
 use crate::common::*;
+use dualgemm_checkpoint::activations::read;
+use dualgemm_checkpoint::safetensors::serialize;
 use dualgemm_checkpoint::validate::Finding;
 use dualgemm_checkpoint::write::{Model, Output, WriteReport, write};
 use dualgemm_checkpoint::{
-    BadInputScale, Checkpoint, Dtype, Error, LinearSource, MlpKind, OpenOptions, Which,
+    BadInputScale, Checkpoint, Dtype, Error, FusedExperts, LinearSource, MlpKind, OpenOptions, TensorFiles,
+    Which,
 };
-use dualgemm_formats::ScaleLayout;
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
+use dualgemm_gemm::AFormat;
 use half::bf16;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -57,6 +61,23 @@ fn stored(scales: bool, words: &[&str]) -> Vec<u8> {
     words[0].split('+').flat_map(one).collect()
 }
 
+/// A weight in blocks of GGUF.
+pub fn gguf_blocks(w: &Weight) -> (Dtype, Vec<u8>) {
+    if w.block == 16 {
+        let (codes, scales) = (w.codes.clone(), w.scales.clone());
+        let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+        let m = QuantizedMatrix::new("w", format, w.rows, w.k, codes, scales, layout, GlobalScale::ONE);
+        return (Dtype::from_ggml(Dtype::GGML_NVFP4).unwrap(), gguf::from_matrix(&m.unwrap()).unwrap());
+    }
+    let mut blocks = Vec::new();
+    for (codes, scale) in w.codes.chunks(16).zip(&w.scales) {
+        let code = |k: usize| codes[k / 2] >> (4 * (k % 2)) & 15;
+        blocks.push(*scale);
+        blocks.extend((0..16).map(|j| code(j) | code(j + 16) << 4));
+    }
+    (Dtype::from_ggml(Dtype::GGML_MXFP4).unwrap(), blocks)
+}
+
 fn shape(word: &str) -> Vec<usize> {
     word.split('x').filter(|n| *n != "scalar").map(parse).collect()
 }
@@ -81,6 +102,11 @@ fn base(words: &[&str]) -> Fixture {
         }
         "empty" => Fixture::default(),
         "whole" => super::whole::model(words[1]),
+        "gguf" => {
+            let mut f = Fixture::default();
+            f.metadata.insert("gguf".into(), words[1].into());
+            f
+        }
         other => panic!("no base `{other}`"),
     }
 }
@@ -120,8 +146,9 @@ fn edit(f: &mut Fixture, line: &str) {
             assert!(f.tensors.len() < before, "{} was there", words[1]);
         }
         "+" => {
-            let (name, dtype, shape) =
-                (words[1], Dtype::from_safetensors(words[2]).unwrap(), shape(words[3]));
+            let ggml = |number: &str| Dtype::from_ggml(parse(number));
+            let dtype = words[2].strip_prefix("ggml").map_or_else(|| Dtype::from_safetensors(words[2]), ggml);
+            let (name, dtype, shape) = (words[1], dtype.unwrap(), shape(words[3]));
             let (count, values) = (shape.iter().product(), &words[4..]);
             let counting = values.first() == Some(&"count");
             let value = |at: usize| if counting { at as f32 } else { parse(values[at % values.len()]) };
@@ -137,6 +164,10 @@ fn edit(f: &mut Fixture, line: &str) {
         "codes" | "scales" => {
             let dtype = Dtype::from_safetensors(words[2]).unwrap();
             f.add(words[1], dtype, &shape(words[3]), stored(words[0] == "scales", &words[4..]));
+        }
+        "blocks" => {
+            let (dtype, bytes) = gguf_blocks(&weight(words[3], [words[4], words[5], words[6]]));
+            f.add(words[1], dtype, &shape(words[2]), bytes);
         }
         "text" => {
             let (name, text) = line["text ".len()..].split_once(' ').unwrap();
@@ -235,14 +266,18 @@ struct Case {
 
 impl Case {
     fn open(&self) -> Result<Checkpoint, Error> {
-        match &self.written {
-            Some((_, path, _)) => Checkpoint::open(path, &defaults()),
-            None => self.f.open(&self.options),
+        match (&self.written, self.f.metadata.get("gguf")) {
+            (Some((_, path, _)), _) => Checkpoint::open(path, &defaults()),
+            (None, Some(architecture)) => Ok(open_gguf(architecture, &[], &self.f.tensors, &self.options)),
+            (None, None) => self.f.open(&self.options),
         }
     }
 
     fn findings(&self) -> Vec<Finding> {
-        findings(&self.f, &self.options)
+        match self.f.metadata.contains_key("gguf") {
+            true => self.open().unwrap().validate(),
+            false => findings(&self.f, &self.options),
+        }
     }
 
     /// Writes it as this convention, perhaps under a name of its own: `gguf`, `whole-gguf`, `modelopt/m.safetensors`.
@@ -338,6 +373,31 @@ fn check(case: &Case, line: &str) {
             let all = open().unwrap().modules();
             assert_eq!(joined(all.iter().map(|m| format!("{} {} {:?}", m.name, m.format, m.shape))), rest);
         }
+        "gguf" => {
+            let c = open().unwrap();
+            let found = c.files().gguf_metadata().unwrap().iter().find(|(key, _)| key == word);
+            assert_eq!(format!("{:?}", found.unwrap().1), pattern);
+        }
+        "fused" => {
+            let dir = tempfile::tempdir().unwrap();
+            case.f.write(dir.path());
+            let files = TensorFiles::open(dir.path()).unwrap();
+            let (found, left) = FusedExperts::all(&files);
+            assert!(found.is_empty());
+            refused(joined(left.into_iter().map(|(tensor, why)| format!("{}: {why}", tensor.name))), rest);
+        }
+        // The tensors as a file of activations.
+        "file" | "file-of" => {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("a.safetensors");
+            std::fs::write(&path, serialize(&case.f.tensors, &case.f.metadata).unwrap()).unwrap();
+            let (tensor, pattern) = if what == "file" { (None, rest) } else { (Some(word), pattern) };
+            let files = TensorFiles::open(&path).unwrap();
+            refused(
+                said_as(read(&files, tensor), |a| format!("{} [{}, {}]", AFormat::of(&a), a.rows(), a.k())),
+                pattern,
+            );
+        }
         "refused" => {
             let (dir, _, found) = case.write(word);
             refused(said(found), pattern);
@@ -406,8 +466,10 @@ fn every_case_gives_what_it_says() {
     let names = [("$gate", GATE), ("$up", UP), ("$down", DOWN), ("$mlp", "model.layers.0.mlp")];
     let mut names: Vec<(String, String)> = names.map(|(name, text)| (name.into(), text.into())).into();
     let files = [
+        ("activations.txt", include_str!("cases/activations.txt")),
         ("declared.txt", include_str!("cases/declared.txt")),
         ("findings.txt", include_str!("cases/findings.txt")),
+        ("gguf.txt", include_str!("cases/gguf.txt")),
         ("models.txt", include_str!("cases/models.txt")),
         ("stored.txt", include_str!("cases/stored.txt")),
         ("written.txt", include_str!("cases/written.txt")),

@@ -163,31 +163,6 @@ fn every_tensor_is_there_under_llama_cpps_name_and_in_its_order() {
 }
 
 #[test]
-fn numbers_of_the_model_are_those_of_its_configuration() {
-    let mut f = model("mistral");
-    f.config.as_mut().unwrap()["sliding_window"] = json!(128);
-    let g = to_gguf(&f, &[]).unwrap();
-    for (key, value) in [
-        ("block_count", 1),
-        // Up to there the window, which llama.cpp has not, makes no difference.
-        ("context_length", 128),
-        ("embedding_length", 64),
-        ("feed_forward_length", 64),
-        ("attention.head_count", 2),
-        ("attention.head_count_kv", 1),
-        ("attention.key_length", 32),
-        ("rope.dimension_count", 32),
-        ("vocab_size", 16),
-    ] {
-        assert_eq!(entry(&g, &format!("llama.{key}")), Some(GgufValue::U32(value)), "{key}");
-    }
-    assert_eq!(entry(&g, "llama.rope.freq_base"), Some(GgufValue::F32(5e5)));
-    assert_eq!(entry(&g, "llama.attention.layer_norm_rms_epsilon"), Some(GgufValue::F32(1e-5)));
-    assert_eq!(entry(&g, "general.file_type"), Some(GgufValue::U32(39)));
-    assert_eq!(entry(&g, "tokenizer.ggml.model"), text("none"));
-}
-
-#[test]
 fn llama_3_divides_each_frequency_by_its_own_number() {
     let mut f = model("llama");
     f.config.as_mut().unwrap()["rope_parameters"] = json!({ "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0,

@@ -355,12 +355,6 @@ pub fn gguf_mlps(layers: usize, endings: &[&str]) -> Vec<TensorOut<'static>> {
     names.flat_map(mlp).collect()
 }
 
-/// What is said where a checkpoint is opened, or gate and up of layer 0 are taken from it.
-#[track_caller]
-pub fn open_error(f: &Fixture) -> String {
-    refusal(f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)))
-}
-
 pub fn shard_name(shard: usize) -> String {
     format!("model-{shard:05}.safetensors")
 }

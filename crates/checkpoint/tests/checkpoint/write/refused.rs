@@ -2,7 +2,6 @@
 
 use dualgemm_checkpoint::TensorFiles;
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, write};
-use dualgemm_formats::GlobalScale;
 use serde_json::json;
 
 use super::linear;
@@ -43,17 +42,6 @@ fn an_error_leaves_nothing_behind() {
         assert_has(&refusal(write(&dir.path().join(name), output, &model)), says);
     }
     assert_eq!(left(), ["full"]);
-}
-
-#[test]
-fn a_scale_without_a_reciprocal_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut model = Model::default();
-    let mut l = linear(GATE, 1, None);
-    l.input_scale = Some(GlobalScale::multiplier(1e-45));
-    model.linears.push(l);
-    let e = refusal(write(&dir.path().join("m"), Output::CompressedTensors, &model));
-    assert_starts(&e, "model.layers.0.mlp.gate_proj.input_global_scale: holds");
 }
 
 #[test]
