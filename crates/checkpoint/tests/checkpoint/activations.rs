@@ -4,7 +4,7 @@ use crate::common::Weight;
 use dualgemm_checkpoint::TensorFiles;
 use dualgemm_checkpoint::activations::read;
 use dualgemm_checkpoint::write::write_activations;
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{FloatMatrix, Matrix, ScaleLayout};
 use dualgemm_gemm::AOperand;
 use half::{bf16, f16};
 
@@ -40,25 +40,14 @@ fn quantized_results_round_trip_in_every_scale_layout_exact() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c.safetensors");
     let w = Weight::new(9, 130, 80);
-    let global = GlobalScale::multiplier(0.02);
-    let linear = QuantizedMatrix::new(
-        "c",
-        BlockFormat::Nvfp4,
-        130,
-        80,
-        w.codes.clone(),
-        w.scales.clone(),
-        ScaleLayout::Linear,
-        global,
-    )
-    .unwrap();
+    let linear = w.matrix("c", 0.02);
     for layout in ScaleLayout::ALL {
         let c = AOperand::Quantized(linear.clone().with_scale_layout(layout));
         write_activations(&path, "c", &c).unwrap();
         let files = TensorFiles::open(&path).unwrap();
         let AOperand::Quantized(read) = read(&files, None).unwrap() else { panic!("the triple") };
         w.assert_is(&read);
-        assert_eq!((read.scale_layout(), read.global_scale()), (layout, global));
+        assert_eq!((read.scale_layout(), read.global_scale()), (layout, linear.global_scale()));
     }
 }
 

@@ -14,7 +14,7 @@ use dualgemm_checkpoint::{
     BadInputScale, Checkpoint, Dtype, Error, FusedExperts, LinearSource, MlpKind, OpenOptions, TensorFiles,
     Which,
 };
-use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
+use dualgemm_formats::{ScaleLayout, gguf};
 use dualgemm_gemm::AFormat;
 use half::bf16;
 use serde_json::Value;
@@ -64,10 +64,8 @@ fn stored(scales: bool, words: &[&str]) -> Vec<u8> {
 /// A weight in blocks of GGUF.
 pub fn gguf_blocks(w: &Weight) -> (Dtype, Vec<u8>) {
     if w.block == 16 {
-        let (codes, scales) = (w.codes.clone(), w.scales.clone());
-        let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
-        let m = QuantizedMatrix::new("w", format, w.rows, w.k, codes, scales, layout, GlobalScale::ONE);
-        return (Dtype::from_ggml(Dtype::GGML_NVFP4).unwrap(), gguf::from_matrix(&m.unwrap()).unwrap());
+        let blocks = gguf::from_matrix(&w.matrix("w", 1.0)).unwrap();
+        return (Dtype::from_ggml(Dtype::GGML_NVFP4).unwrap(), blocks);
     }
     let mut blocks = Vec::new();
     for (codes, scale) in w.codes.chunks(16).zip(&w.scales) {

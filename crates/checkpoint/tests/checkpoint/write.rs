@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::common::*;
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
 use dualgemm_checkpoint::{Checkpoint, GateUpOrder, Half, OpenOptions, TensorFiles, Which, validate};
-use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{GlobalScale, ScaleLayout};
 use serde_json::{Value, json};
 
 fn convert(c: &Checkpoint, to: &std::path::Path, output: Output) -> (Checkpoint, WriteReport) {
@@ -124,20 +124,10 @@ fn gguf_holds_the_gated_mlps_and_reports_the_rest() {
 }
 
 fn linear(module: &str, seed: u64, input: Option<f32>) -> LinearOut<'static> {
-    let w = Weight::new(seed, 130, 64);
-    let weight = QuantizedMatrix::new(
-        module,
-        BlockFormat::Nvfp4,
-        130,
-        64,
-        w.codes.clone(),
-        w.swizzled(),
-        ScaleLayout::Sf128x4,
-        GlobalScale::multiplier(0.001),
-    );
+    let weight = Weight::new(seed, 130, 64).matrix(module, 0.001).with_scale_layout(ScaleLayout::Sf128x4);
     LinearOut {
         module: module.into(),
-        weight: weight.unwrap().into(),
+        weight: weight.into(),
         input_scale: input.map(GlobalScale::multiplier),
         experts: None,
         bias: None,

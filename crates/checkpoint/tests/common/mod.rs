@@ -13,7 +13,7 @@ use dualgemm_checkpoint::validate::Finding;
 use dualgemm_checkpoint::{
     Checkpoint, Dtype, Error, LinearSource, OpenOptions, TensorData, TensorOut, Which,
 };
-use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{GateUp, Linear};
 use serde_json::{Value, json};
 
@@ -71,6 +71,15 @@ impl Weight {
     pub fn of(m: &QuantizedMatrix<'_>) -> Self {
         let (codes, scales) = m.dense_rows(0..m.rows());
         Self { rows: m.rows(), k: m.k(), block: m.format().block_len(), codes, scales }
+    }
+
+    /// The same as a matrix in nvfp4, under this tensor scale.
+    pub fn matrix(&self, name: &str, scale: f32) -> QuantizedMatrix<'static> {
+        let (codes, scales) = (self.codes.clone(), self.scales.clone());
+        let (format, layout, scale) =
+            (BlockFormat::Nvfp4, ScaleLayout::Linear, GlobalScale::multiplier(scale));
+        QuantizedMatrix::new(name.to_owned(), format, self.rows, self.k, codes, scales, layout, scale)
+            .unwrap()
     }
 
     pub fn swizzled(&self) -> Vec<u8> {
