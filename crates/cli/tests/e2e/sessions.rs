@@ -44,6 +44,10 @@ fn check(report: &Value, kept: &[(String, Value)], line: &str) {
             let (one, other) = wanted.split_once(' ').unwrap();
             found[one].as_f64().unwrap() < found[other].as_f64().unwrap()
         }
+        "unlike" => {
+            let (one, other) = wanted.split_once(' ').unwrap();
+            found[one].is_number() && found[one] != found[other]
+        }
         "product" => {
             let [one, other, wanted] = wanted.split(' ').collect::<Vec<_>>()[..] else { panic!("{wanted}") };
             let product = found[one].as_f64().unwrap() * found[other].as_f64().unwrap();
@@ -65,6 +69,38 @@ fn tensor_of(text: &str) -> (&Path, &str) {
 fn values(text: &str) -> Vec<f64> {
     let (file, name) = tensor_of(text);
     tensor(file, name)
+}
+
+/// Does to a tensor what happens to tensors.
+fn tamper(name: &mut String, bytes: &mut Vec<u8>, how: &[&str]) {
+    let number = |at: usize| how[at].parse::<usize>().unwrap();
+    match how[0] {
+        "rotate" => {
+            let len = if how.len() > 2 { number(2) } else { bytes.len() };
+            bytes[..len].rotate_right(number(1));
+        }
+        "swap" => bytes.chunks_exact_mut(number(1)).for_each(|row| row.swap(0, 1)),
+        "nibbles" => bytes.iter_mut().for_each(|byte| *byte = byte.rotate_left(4)),
+        "times" => {
+            let value = f32::from_le_bytes(bytes[..].try_into().unwrap()) * how[1].parse::<f32>().unwrap();
+            *bytes = value.to_le_bytes().into();
+        }
+        "exchange" => {
+            let (from, to) = if name.contains("gate") { ("gate_", "up_") } else { ("up_", "gate_") };
+            *name = name.replace(from, to);
+        }
+        // Scales row by row, and in tiles of 128 rows and 4 blocks.
+        "tile" | "untile" => {
+            let held = bytes.clone();
+            for (linear, row, block) in (0..1536 * 36).map(|at| (at, at / 36, at % 36)) {
+                let tiled =
+                    (row / 128 * 9 + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
+                let (to, from) = if how[0] == "tile" { (tiled, linear) } else { (linear, tiled) };
+                bytes[to] = held[from];
+            }
+        }
+        other => panic!("`{other}`"),
+    }
 }
 
 fn run(lines: Lines<'_>) {
@@ -101,10 +137,12 @@ fn run(lines: Lines<'_>) {
                     let [one, other] = [0, 1].map(|at| tensor_of(words[at]));
                     assert!(held(one.0, one.1) == held(other.0, other.1));
                 }
-                "model" => {
+                "model" | "floats" => {
                     let model = dir.path().join("model");
-                    std::fs::create_dir(&model).unwrap();
-                    std::fs::copy(data("mlp-bf16.safetensors"), model.join("model.safetensors")).unwrap();
+                    let mixture = dir.path().join("floats.safetensors");
+                    let floats = if what == "model" { data("mlp-bf16.safetensors") } else { mixture };
+                    std::fs::create_dir_all(&model).unwrap();
+                    std::fs::copy(floats, model.join("model.safetensors")).unwrap();
                     std::fs::write(model.join("config.json"), rest).unwrap();
                 }
                 "same" => assert!(values(words[0]) == values(words[1])),
@@ -127,6 +165,13 @@ fn run(lines: Lines<'_>) {
                     let (shape, wide) = ([ids.len() / top_k, top_k], words.get(4) == Some(&"wide"));
                     routing(Path::new(words[0]), &ids, &numbers(words[2]), shape, wide);
                 }
+                "wrong" => changed(&dir.path().join("wrong"), |all| {
+                    for (name, _, _, bytes) in all.iter_mut().filter(|tensor| tensor.0.contains("mlp")) {
+                        if words[0].split(',').any(|part| name.ends_with(part)) {
+                            tamper(name, bytes, &words[1..]);
+                        }
+                    }
+                }),
                 // The ModelOpt checkpoint with those tensors alone, or without those, whose names have this in them.
                 "with" | "without" => changed(Path::new(words[0]), |all| {
                     let named = |name: &str| words[1..].iter().any(|part| name.contains(part));
@@ -145,6 +190,11 @@ fn sessions(name: &str, text: &str) -> usize {
 #[test]
 fn commands_say_what_scripts_rely_on() {
     assert!(sessions("commands", include_str!("sessions/commands.txt")) > 50);
+}
+
+#[test]
+fn wrong_results_fail_and_what_is_wrong_is_said() {
+    assert!(sessions("wrong", include_str!("sessions/wrong.txt")) > 17);
 }
 
 #[test]
