@@ -71,7 +71,7 @@ fn values(text: &str) -> Vec<f64> {
     tensor(file, name)
 }
 
-/// Does to a tensor what happens to tensors.
+/// Changes a tensor of the MLP as a mistake would.
 fn tamper(name: &mut String, bytes: &mut Vec<u8>, how: &[&str]) {
     let number = |at: usize| how[at].parse::<usize>().unwrap();
     match how[0] {
