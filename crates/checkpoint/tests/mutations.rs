@@ -143,20 +143,10 @@ fn mutated_gguf_headers_are_refused_or_true() {
 fn small_model() -> Model<'static> {
     let mut model = Model::default();
     let mut add = |module: String, seed, rows| {
-        let w = common::Weight::new(seed, rows, 64);
-        let weight = dualgemm_formats::QuantizedMatrix::new(
-            module.as_str(),
-            dualgemm_formats::BlockFormat::Nvfp4,
-            rows,
-            64,
-            w.codes,
-            w.scales,
-            dualgemm_formats::ScaleLayout::Linear,
-            dualgemm_formats::GlobalScale::multiplier(0.001),
-        );
+        let weight = common::Weight::new(seed, rows, 64).matrix(&module, 0.001);
         model.linears.push(dualgemm_checkpoint::write::LinearOut {
             module,
-            weight: weight.unwrap().into(),
+            weight: weight.into(),
             input_scale: Some(dualgemm_formats::GlobalScale::multiplier(0.5)),
             experts: None,
             bias: Some(vec![1.0; rows]),

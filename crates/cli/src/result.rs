@@ -233,15 +233,14 @@ mod tests {
     use dualgemm::formats::quantize::te_block;
     use dualgemm::formats::{BlockFormat, ScaleLayout};
 
+    fn nvfp4(codes: Vec<u8>, scales: Vec<u8>, global_scale: f32) -> OwnedMatrix {
+        let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+        OwnedMatrix::Quantized { format, codes, scales, layout, global_scale }
+    }
+
     #[test]
     fn nvfp4_results_count_steps_of_their_own_grid() {
-        let result = OwnedMatrix::Quantized {
-            format: BlockFormat::Nvfp4,
-            codes: vec![0x72; 16],
-            scales: vec![0x38, 0x40],
-            layout: ScaleLayout::Linear,
-            global_scale: 0.5,
-        };
+        let result = nvfp4(vec![0x72; 16], vec![0x38, 0x40], 0.5);
         let matrix = matrix_of(&result, (2, 16)).unwrap();
         let mut want = matrix.to_f64(&RowSample::all(2));
         let same = matrix.compare(&want, &RowSample::all(2)).unwrap();
@@ -256,14 +255,7 @@ mod tests {
 
     #[test]
     fn under_the_scale_zero_any_code_is_right_for_what_is_too_small_for_another() {
-        let (codes, scales) = (vec![0x77; 8], vec![0]);
-        let result = OwnedMatrix::Quantized {
-            format: BlockFormat::Nvfp4,
-            codes,
-            scales,
-            layout: ScaleLayout::Linear,
-            global_scale: 0.5,
-        };
+        let result = nvfp4(vec![0x77; 8], vec![0], 0.5);
         let matrix = matrix_of(&result, (1, 16)).unwrap();
         let least = f64::from(e4m3::MIN_POSITIVE) * 0.5;
         let steps = |value: f64| matrix.compare(&[value; 16], &RowSample::all(1)).unwrap().max_ulp;
@@ -283,14 +275,7 @@ mod tests {
             let block = std::array::from_fn(|i| want[i] as f32);
             let (codes, scale) = te_block(&block, GlobalScale::multiplier(global_scale));
             let compare = |scale, want: &[f64]| {
-                let (codes, scales, layout) = (codes.to_vec(), vec![scale], ScaleLayout::Linear);
-                let result = OwnedMatrix::Quantized {
-                    format: BlockFormat::Nvfp4,
-                    codes,
-                    scales,
-                    layout,
-                    global_scale,
-                };
+                let result = nvfp4(codes.to_vec(), vec![scale], global_scale);
                 matrix_of(&result, (1, 16)).unwrap().compare(want, &RowSample::all(1)).unwrap()
             };
             let lost = compare(scale, &want);
@@ -323,13 +308,7 @@ mod tests {
             codes.extend(of_block.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
             scales.push(scale);
         }
-        let result = OwnedMatrix::Quantized {
-            format: BlockFormat::Nvfp4,
-            codes,
-            scales,
-            layout: ScaleLayout::Linear,
-            global_scale,
-        };
+        let result = nvfp4(codes, scales, global_scale);
         let cut = matrix_of(&result, (1, 4096)).unwrap().compare(&want, &RowSample::all(1)).unwrap();
         assert_eq!((cut.max_ulp, cut.max_scale_steps), (1, Some(0)));
         let tolerance = Tolerance::of(AFormat::Nvfp4, &Epilogue::default());

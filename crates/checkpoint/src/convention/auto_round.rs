@@ -11,7 +11,7 @@ use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
 use super::compressed_tensors::{SHAPES, SUFFIXES};
-use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, ScaleSense, config_error, object};
+use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, ScaleSense, config_error, fits, object};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -72,11 +72,7 @@ fn scheme(levels: &[&Value], file: &Path, key: &str) -> Result<Scheme, Error> {
             return Err(config_error(file, format!("{key}data_type"), get("data_type"), valid));
         }
     };
-    let size = get("group_size");
-    if *size != format.block_len() {
-        let valid = format!("{} for {format}", format.block_len());
-        return Err(config_error(file, format!("{key}group_size"), size, valid));
-    }
+    fits(get("group_size"), format.block_len(), format, file, || format!("{key}group_size"))?;
     let nvfp4_input = format == BlockFormat::Nvfp4 && *get("act_bits") == 4;
     Ok(Scheme::blocks(format, if nvfp4_input { Input::Optional } else { Input::Ignored }))
 }

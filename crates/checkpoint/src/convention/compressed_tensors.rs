@@ -15,7 +15,8 @@ use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
 use super::{
-    Convention, ELSEWHERE, Evidence, FP8_INPUTS, Harmless, Role, ScaleSense, config_error, object, strings,
+    Convention, ELSEWHERE, Evidence, FP8_INPUTS, Harmless, Role, ScaleSense, config_error, left_out, object,
+    strings,
 };
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
@@ -77,11 +78,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let Some((file, config)) = evidence.config() else {
         return Ok(Schemes::new(Vec::new(), by_names()));
     };
-    let mut rules = Vec::new();
-    for name in strings(config, "ignore", file)? {
-        let scheme = Scheme::float(format!("`{name}` in `ignore`"));
-        rules.push((Pattern::target(name, file, "ignore")?, scheme));
-    }
+    let mut rules = left_out((file, config), ["ignore"], |name, key| Pattern::target(name, file, key))?;
     let format = config.get("format").filter(|f| !f.is_null());
     let otherwise = match (config.get("config_groups"), format) {
         (Some(groups), _) => {

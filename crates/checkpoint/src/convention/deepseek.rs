@@ -84,8 +84,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     {
         let scheme = algorithm(&config[ALGORITHM], config.get("group_size"), file, ALGORITHM);
         let scheme = scheme.map(|scheme| Scheme { names: Some(modelopt::SUFFIXES), ..scheme });
-        let ignored = modelopt::ignored(file, config)?;
-        let ignored = ignored.into_iter().map(|(_, name)| Pattern::Glob(name.into())).collect();
+        let ignored = modelopt::ignored(file, config)?.into_iter().map(|(pattern, _)| pattern).collect();
         rules.push((Pattern::But(Box::new(experts()), ignored), Scheme::or_refused(scheme)));
     }
     if expert_dtype(evidence).is_none_or(|dtype| dtype == "fp4") {

@@ -12,7 +12,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::{Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error, strings};
+use super::{Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error, fits, left_out};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -49,13 +49,9 @@ fn declaration<'e>(evidence: &'e Evidence<'_>) -> Option<(&'e Path, &'static str
 
 fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let mut rules = Vec::new();
-    if let Some((file, config)) = evidence.config() {
-        for key in ["ignored_layers", "modules_to_not_convert"] {
-            for name in strings(config, key, file)? {
-                let scheme = Scheme::float(format!("`{name}` in `{key}`"));
-                rules.push((Pattern::Under(name.into()), scheme));
-            }
-        }
+    if let Some(config) = evidence.config() {
+        let keys = ["ignored_layers", "modules_to_not_convert"];
+        rules = left_out(config, keys, |name, _| Ok(Pattern::Under(name.into())))?;
     }
     let experts = Scheme::or_refused(experts(evidence));
     rules.push((Pattern::Glob("*.experts.*".into()), experts));
@@ -71,9 +67,8 @@ fn experts(evidence: &Evidence<'_>) -> Result<Scheme, Error> {
     let format = BlockFormat::Mxfp4;
     if let Some((file, config)) = evidence.config() {
         for (_, key) in KEYS {
-            let size = config.get(key).filter(|size| !size.is_null());
-            if let Some(size) = size.filter(|size| **size != format.block_len()) {
-                return Err(config_error(file, key, size, format!("{} for {format}", format.block_len())));
+            if let Some(size) = config.get(key).filter(|size| !size.is_null()) {
+                fits(size, format.block_len(), format, file, || key.into())?;
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use dualgemm_formats::BlockFormat;
 
-use super::{Convention, ELSEWHERE, Role, ScaleSense, strings};
+use super::{Convention, ELSEWHERE, Role, ScaleSense, left_out};
 use crate::GateUpOrder;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -29,11 +29,8 @@ pub const CONVENTION: Convention = Convention {
     detect: |evidence| evidence.method_is("mxfp4"),
     schemes: |evidence| {
         let mut rules = Vec::new();
-        if let Some((file, config)) = evidence.config() {
-            for name in strings(config, "modules_to_not_convert", file)? {
-                let scheme = Scheme::float(format!("`{name}` in `modules_to_not_convert`"));
-                rules.push((Pattern::Glob(name.into()), scheme));
-            }
+        if let Some(config) = evidence.config() {
+            rules = left_out(config, ["modules_to_not_convert"], |name, _| Ok(Pattern::Glob(name.into())))?;
         }
         Ok(Schemes::new(rules, Scheme::blocks(BlockFormat::Mxfp4, Input::Ignored)))
     },

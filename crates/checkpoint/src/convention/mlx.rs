@@ -12,7 +12,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::{Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error};
+use super::{Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error, fits};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -72,14 +72,7 @@ fn scheme(level: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
         return Err(config_error(file, format!("{key}.mode"), mode, valid));
     };
     for (field, valid) in [("bits", 4), ("group_size", format.block_len())] {
-        if level[field] != valid {
-            return Err(config_error(
-                file,
-                format!("{key}.{field}"),
-                &level[field],
-                format!("{valid} for {format}"),
-            ));
-        }
+        fits(&level[field], valid, *format, file, || format!("{key}.{field}"))?;
     }
     let needs_tensor_scale = level["global_scale"] == true;
     Ok(Scheme { needs_tensor_scale, ..Scheme::blocks(*format, Input::Ignored) })

@@ -20,12 +20,12 @@ mod transforms;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use dualgemm_formats::GlobalScale;
 use dualgemm_formats::scalar::{e2m1, e4m3};
+use dualgemm_formats::{BlockFormat, GlobalScale};
 use serde_json::{Map, Value};
 
 use crate::error::list;
-use crate::scheme::{Scheme, Schemes, Transform};
+use crate::scheme::{Pattern, Scheme, Schemes, Transform};
 use crate::{Dtype, Error, GateUpOrder, TensorFiles, json};
 
 /// What a tensor is to its module.
@@ -301,6 +301,36 @@ pub(super) fn object<'v>(
     valid: &str,
 ) -> Result<&'v Map<String, Value>, Error> {
     value.as_object().ok_or_else(|| config_error(file, key, value, valid))
+}
+
+/// A value that a format fixes.
+pub(super) fn fits(
+    found: &Value,
+    valid: impl Into<Value>,
+    format: BlockFormat,
+    file: &Path,
+    key: impl FnOnce() -> String,
+) -> Result<(), Error> {
+    let valid = valid.into();
+    if *found == valid {
+        return Ok(());
+    }
+    Err(config_error(file, key(), found, format!("{valid} for {format}")))
+}
+
+/// What the lists under some keys leave in floats; `pattern` makes one of a name.
+pub(super) fn left_out<const N: usize>(
+    (file, config): (&Path, &Value),
+    keys: [&str; N],
+    pattern: impl Fn(&str, &str) -> Result<Pattern, Error>,
+) -> Result<Vec<(Pattern, Scheme)>, Error> {
+    let mut rules = Vec::new();
+    for key in keys {
+        for name in strings(config, key, file)? {
+            rules.push((pattern(name, key)?, Scheme::float(format!("`{name}` in `{key}`"))));
+        }
+    }
+    Ok(rules)
 }
 
 /// A list of strings; absent and null are empty.

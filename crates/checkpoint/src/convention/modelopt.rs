@@ -17,7 +17,9 @@ use dualgemm_formats::BlockFormat;
 use serde_json::{Value, json};
 
 use super::compressed_tensors::group_rules;
-use super::{Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error, object, strings};
+use super::{
+    Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error, fits, left_out, object, strings,
+};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes, Weights};
 
@@ -134,10 +136,7 @@ type Rules = Vec<(Pattern, Scheme)>;
 
 /// What a configuration says of modules by name, and of the others.
 fn config_schemes(file: &Path, config: &Value, groups: Option<&Value>) -> Result<(Rules, Scheme), Error> {
-    let mut rules: Vec<_> = ignored(file, config)?
-        .into_iter()
-        .map(|(key, name)| (Pattern::Glob(name.into()), Scheme::float(format!("`{name}` in `{key}`"))))
-        .collect();
+    let mut rules = ignored(file, config)?;
     let algo = &config["quant_algo"];
     if algo.as_str() != Some(MIXED) {
         let otherwise = algorithm(algo, config.get("group_size"), file, "quant_algo");
@@ -160,13 +159,9 @@ fn config_schemes(file: &Path, config: &Value, groups: Option<&Value>) -> Result
     }
 }
 
-/// Modules that are left out, and the key that says so.
-pub(super) fn ignored<'v>(file: &Path, config: &'v Value) -> Result<Vec<(&'static str, &'v str)>, Error> {
-    let mut names = Vec::new();
-    for key in ["ignore", "exclude_modules"] {
-        names.extend(strings(config, key, file)?.into_iter().map(|name| (key, name)));
-    }
-    Ok(names)
+/// Modules that are left out.
+pub(super) fn ignored(file: &Path, config: &Value) -> Result<Rules, Error> {
+    left_out((file, config), ["ignore", "exclude_modules"], |name, _| Ok(Pattern::Glob(name.into())))
 }
 
 pub(super) fn layer_rules(file: &Path, config: &Value, groups: Option<&Value>) -> Result<Rules, Error> {
@@ -216,24 +211,23 @@ pub(super) fn algorithm(
     let Some((format, input)) = known.1 else {
         return Ok(Scheme::other(format!("quant_algo {}", known.0)));
     };
-    fits(group_size, &json!(format.block_len()), format, file, || key.replace("quant_algo", "group_size"))?;
+    said_fits(group_size, &json!(format.block_len()), format, file, || {
+        key.replace("quant_algo", "group_size")
+    })?;
     Ok(Scheme::blocks(format, input))
 }
 
 /// A value that an algorithm fixes; absent and null are left open.
-fn fits(
+fn said_fits(
     found: Option<&Value>,
     valid: &Value,
     format: BlockFormat,
     file: &Path,
     key: impl FnOnce() -> String,
 ) -> Result<(), Error> {
-    match found {
-        Some(found) if !found.is_null() && found != valid => {
-            Err(config_error(file, key(), found, format!("{valid} for {format}")))
-        }
-        _ => Ok(()),
-    }
+    found
+        .filter(|found| !found.is_null())
+        .map_or(Ok(()), |found| fits(found, valid.clone(), format, file, key))
 }
 
 /// ModelOpt repeats in `config_groups` what `quant_algo` means: both must say the same. `algorithms` is the configuration
@@ -276,7 +270,7 @@ fn check_group(file: &Path, group_key: &str, group: &Value, algo: &Value) -> Res
         ];
         // Activations are quantized here, and symmetrically.
         for (field, valid) in values.iter().filter(|(field, _)| *field != "symmetric" || part == "weights") {
-            fits(args.get(field), valid, format, file, || format!("{key}.{field}"))?;
+            said_fits(args.get(field), valid, format, file, || format!("{key}.{field}"))?;
         }
     }
     Ok(())

@@ -12,7 +12,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, Role, ScaleSense, config_error, object, strings};
+use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, Role, ScaleSense, config_error, left_out, object};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -46,15 +46,10 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let Some((file, config)) = evidence.config() else {
         return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Mxfp4, Input::Ignored)));
     };
-    let mut rules = Vec::new();
-    for name in strings(config, "exclude", file)? {
-        let scheme = Scheme::float(format!("`{name}` in `exclude`"));
-        let pattern = match name.strip_prefix("re:") {
-            Some(_) => Pattern::target(name, file, "exclude")?,
-            None => Pattern::Glob(name.into()),
-        };
-        rules.push((pattern, scheme));
-    }
+    let mut rules = left_out((file, config), ["exclude"], |name, key| match name.strip_prefix("re:") {
+        Some(_) => Pattern::target(name, file, key),
+        None => Ok(Pattern::Glob(name.into())),
+    })?;
     if let Some(layers) = config.get("layer_quant_config").filter(|layers| !layers.is_null()) {
         for (name, layer) in object(layers, file, "layer_quant_config", "an object of patterns")? {
             let scheme = Scheme::or_refused(scheme(layer, file, &format!("layer_quant_config.{name}")));

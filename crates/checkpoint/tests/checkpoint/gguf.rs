@@ -1,103 +1,17 @@
-//! GGUF files as llama.cpp writes them.
+//! GGUF files that were split; those in one piece are in `cases/gguf.txt`.
 
-use crate::common::{Weight, assert_ends, assert_has, expert, input_scales, open_gguf};
+use super::cases::gguf_blocks;
+use crate::common::*;
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
-use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorOut};
-use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
-
-fn open(tensors: &[TensorOut<'_>], options: &OpenOptions) -> Checkpoint {
-    open_gguf("llama", &[], tensors, options)
-}
-
-fn blocks(w: &Weight) -> Vec<u8> {
-    let (codes, scales, global) = (w.codes.clone(), w.scales.clone(), GlobalScale::ONE);
-    let m = QuantizedMatrix::new(
-        "w",
-        BlockFormat::Nvfp4,
-        w.rows,
-        w.k,
-        codes,
-        scales,
-        ScaleLayout::Linear,
-        global,
-    );
-    gguf::from_matrix(&m.unwrap()).unwrap()
-}
-
-fn weight(name: &str, shape: &[usize], bytes: Vec<u8>) -> TensorOut<'static> {
-    TensorOut::new(name, Dtype::from_ggml(Dtype::GGML_NVFP4).unwrap(), shape, bytes)
-}
-
-fn floats(name: &str, values: &[f32]) -> TensorOut<'static> {
-    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    TensorOut::new(name, Dtype::F32, [values.len()], bytes)
-}
-
-#[test]
-fn a_missing_scale_is_1_and_a_stored_one_is_applied_once() {
-    let (gate, up) = (Weight::new(1, 8, 64), Weight::new(2, 8, 64));
-    let mut tensors = vec![
-        weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate)),
-        weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up)),
-    ];
-    let c = open(&tensors, &OpenOptions::default());
-    let mlp = c.gate_up(0).unwrap();
-    gate.assert_is(&mlp.gate);
-    assert_eq!(mlp.gate.global_scale(), GlobalScale::ONE);
-    assert_eq!(input_scales(&c).unwrap(), None);
-    let plain = mlp.up.value(3, 5);
-    tensors.push(floats("blk.0.ffn_up.scale", &[0.25]));
-    tensors.push(floats("blk.0.ffn_gate.input_scale", &[0.5]));
-    tensors.push(floats("blk.0.ffn_up.input_scale", &[0.5]));
-    let c = open(&tensors, &OpenOptions::default());
-    let mlp = c.gate_up(0).unwrap();
-    assert_eq!(mlp.up.value(3, 5), plain * 0.25);
-    assert_eq!(mlp.gate.global_scale(), GlobalScale::ONE);
-    assert_eq!(input_scales(&c).unwrap().unwrap().0.value(), 0.5);
-}
-
-#[test]
-fn fused_experts_are_gate_rows_then_up_rows_unless_named_otherwise() {
-    let weights: Vec<Weight> = (0..2).map(|e| Weight::new(30 + e, 16, 128)).collect();
-    let tensors = [
-        weight("blk.3.ffn_gate_up_exps.weight", &[2, 16, 128], weights.iter().flat_map(blocks).collect()),
-        floats("blk.3.ffn_gate_up_exps.scale", &[0.5, 0.25]),
-        floats("blk.3.ffn_gate_up_exps.bias", &[0.0; 32]),
-    ];
-    let c = open(&tensors, &OpenOptions::default());
-    for (e, w) in weights.iter().enumerate() {
-        let mlp = expert(&c, 3, e).unwrap();
-        w.rows_at(0..8).assert_is(&mlp.gate);
-        w.rows_at(8..16).assert_is(&mlp.up);
-        assert_eq!(mlp.up.global_scale().value(), [0.5, 0.25][e]);
-        assert_eq!(mlp.gate_bias.unwrap().len(), 8);
-    }
-    let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGate), ..OpenOptions::default() };
-    let c = open(&tensors, &options);
-    weights[1].rows_at(0..8).assert_is(&expert(&c, 3, 1).unwrap().up);
-}
-
-#[test]
-fn other_types_are_named_as_not_quantized() {
-    let q8 = Dtype::from_ggml(8).unwrap();
-    let tensors = [
-        TensorOut::new("blk.0.ffn_gate.weight", q8, [2, 32], vec![0; 68]),
-        TensorOut::new("blk.0.ffn_up.weight", q8, [2, 32], vec![0; 68]),
-    ];
-    let e = open(&tensors, &OpenOptions::default()).gate_up(0).unwrap_err().to_string();
-    assert_eq!(
-        e,
-        "blk.0.ffn_gate: is not quantized: its type is Q8_0 [2, 32]; a 4-bit weight (nvfp4 or mxfp4) is needed"
-    );
-}
+use dualgemm_checkpoint::{Checkpoint, OpenOptions, TensorOut};
 
 #[test]
 fn a_file_that_was_split_is_opened_whole_by_the_name_of_any_part() {
     let (gate, up) = (Weight::new(1, 8, 64), Weight::new(2, 8, 64));
-    let tensors = [
-        vec![weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate))],
-        vec![weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up))],
-    ];
+    let tensors = [("gate", &gate), ("up", &up)].map(|(half, w)| {
+        let (dtype, bytes) = gguf_blocks(w);
+        vec![TensorOut::new(format!("blk.0.ffn_{half}.weight"), dtype, [8, 64], bytes)]
+    });
     let dir = tempfile::tempdir().unwrap();
     let part = |n: usize| dir.path().join(format!("m-{n:05}-of-00002.gguf"));
     for (n, tensors) in (1..).zip(&tensors) {
@@ -123,28 +37,4 @@ fn a_file_that_was_split_is_opened_whole_by_the_name_of_any_part() {
     std::fs::remove_file(part(2)).unwrap();
     let e = Checkpoint::open(&part(1), &OpenOptions::default()).unwrap_err().to_string();
     assert_has(&e, "m-00002-of-00002.gguf: cannot open");
-}
-
-#[test]
-fn architectures_that_fuse_gate_into_up_are_read_as_they_are() {
-    let (gate, up) = (Weight::new(1, 8, 64), Weight::new(2, 8, 64));
-    let both = weight("blk.0.ffn_up.weight", &[16, 64], blocks(&gate.stacked(&up)));
-    let apart = [
-        weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate)),
-        weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up)),
-    ];
-    let open = |architecture: &str, tensors: &[TensorOut<'_>]| {
-        open_gguf(architecture, &[], tensors, &OpenOptions::default())
-    };
-    for architecture in ["phi3", "glm4", "chatglm", "plamo2", "plamo3"] {
-        for tensors in [std::slice::from_ref(&both), &apart] {
-            let c = open(architecture, tensors);
-            let mlp = c.gate_up(0).unwrap();
-            gate.assert_is(&mlp.gate);
-            up.assert_is(&mlp.up);
-            assert!(c.validate().is_empty(), "{:?}", c.validate());
-        }
-    }
-    let e = open("starcoder2", &[both]).gate_up(0).unwrap_err().to_string();
-    assert_ends(&e, "(`blk.0` has up and down projections, but no gate)");
 }

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::*;
-use dualgemm_checkpoint::{Checkpoint, Dtype, TensorFiles};
+use dualgemm_checkpoint::{Checkpoint, TensorFiles};
 use dualgemm_formats::QuantizedMatrix;
-use serde_json::json;
 
 fn produced(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/producers").join(name)
@@ -48,25 +47,4 @@ fn mlx_stores_the_largest_magnitude_of_an_expert_as_its_scale() {
         assert_values(&mlp.up, up);
     }
     assert!(c.validate().iter().all(|f| f.rule.id == "halves-tensor-scale"), "{:?}", c.validate());
-}
-
-#[test]
-fn mlx_scales_that_are_declared_are_needed() {
-    let mut f = Fixture::default();
-    for p in ["gate_proj", "up_proj", "down_proj"] {
-        let (module, w) = (format!("model.layers.0.mlp.switch_mlp.{p}"), Weight::new(1, 64, 64));
-        f.add(&format!("{module}.weight"), Dtype::U32, &[1, 64, 8], w.codes);
-        f.add(&format!("{module}.scales"), Dtype::U8, &[1, 64, 4], w.scales);
-    }
-    let mut with = |level: serde_json::Value| {
-        let gate = "model.layers.0.mlp.switch_mlp.gate_proj";
-        f.config =
-            Some(json!({ "quantization": { "group_size": 16, "bits": 4, "mode": "nvfp4", gate: level } }));
-        let gate_up = expert(&f.open(&defaults()).unwrap(), 0, 0).map(|both| both.gate.rows());
-        gate_up.map_err(|e| message(&e))
-    };
-    let mut level = json!({ "group_size": 16, "bits": 4, "mode": "nvfp4" });
-    assert_eq!(with(level.clone()), Ok(64));
-    level["global_scale"] = json!(true);
-    assert_has(&with(level).unwrap_err(), "model.layers.0.mlp.switch_mlp.gate_proj.global_scale");
 }

@@ -1,8 +1,8 @@
 //! The real checkpoints: layer 14 of SmolLM2-135M in every convention.
 
-use crate::common::{assert_ends, assert_has, input_scales, testdata};
+use crate::common::{Weight, assert_ends, assert_has, assert_runs, input_scales, testdata};
 use dualgemm_checkpoint::activations::read;
-use dualgemm_checkpoint::{Checkpoint, OpenOptions, Which, validate};
+use dualgemm_checkpoint::{Checkpoint, NibbleOrder, OpenOptions, Which, validate};
 use dualgemm_formats::{FloatMatrix, GlobalScaleSource, QuantizedMatrix};
 use dualgemm_gemm::AOperand;
 
@@ -40,6 +40,25 @@ fn every_checkpoint_opens_with_its_own_convention() {
         assert_eq!(down.input_scale().unwrap().is_some(), input, "{name}");
         let info = c.mlps();
         assert_eq!((info.len(), info[0].quantized, info[0].fused), (1, true, false));
+    }
+}
+
+#[test]
+fn a_run_of_features_is_the_same_run_of_the_whole() {
+    for name in ["modelopt-nvfp4", "compressed-tensors-nvfp4", "mlp-nvfp4.gguf"] {
+        for nibble_order in [NibbleOrder::LoHi, NibbleOrder::HiLo] {
+            let options = OpenOptions { nibble_order: Some(nibble_order), ..OpenOptions::default() };
+            let c = Checkpoint::open(&testdata(name), &options).unwrap();
+            if name.ends_with(".gguf") && nibble_order == NibbleOrder::HiLo {
+                // Its blocks fix the order: what was asked for would be left undone.
+                let e = c.gate_up_source(0, Which::Dense).unwrap_err().to_string();
+                assert_has(&e, "swapped nibbles in a GGUF file is not supported");
+                continue;
+            }
+            let (source, whole) = (c.gate_up_source(0, Which::Dense).unwrap(), c.gate_up(0).unwrap());
+            assert_runs(&source.gate, &Weight::of(&whole.gate));
+            assert_runs(&source.up, &Weight::of(&whole.up));
+        }
     }
 }
 

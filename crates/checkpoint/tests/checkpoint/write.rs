@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use crate::common::*;
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
-use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, Half, OpenOptions, TensorFiles, Which, validate};
-use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
+use dualgemm_checkpoint::{Checkpoint, GateUpOrder, Half, OpenOptions, TensorFiles, Which, validate};
+use dualgemm_formats::{GlobalScale, ScaleLayout};
 use serde_json::{Value, json};
 
 fn convert(c: &Checkpoint, to: &std::path::Path, output: Output) -> (Checkpoint, WriteReport) {
@@ -101,29 +101,6 @@ fn modelopt_to_compressed_tensors_and_back_keeps_every_weight() {
 }
 
 #[test]
-fn powers_of_two_survive_the_reciprocal_exact() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut f = Fixture::with(modelopt_config("NVFP4"));
-    for (i, module) in [GATE, UP, DOWN].into_iter().enumerate() {
-        let scale = 2f32.powi(-8 - i as i32);
-        f.modelopt(module, &Weight::new(i as u64, 64, 64), scale, Some(0.25));
-    }
-    let a = f.open(&defaults()).unwrap();
-    let (ct, _) = convert(&a, &dir.path().join("ct"), Output::CompressedTensors);
-    let (x, y) = (a.gate_up(0).unwrap(), ct.gate_up(0).unwrap());
-    assert_eq!(y.gate.global_scale().source(), GlobalScaleSource::Divisor(256.0));
-    for row in 0..64 {
-        assert!((0..64).all(
-            |k| x.gate.value(row, k) == y.gate.value(row, k) && x.up.value(row, k) == y.up.value(row, k)
-        ));
-    }
-    let (back, _) = convert(&ct, &dir.path().join("back"), Output::Modelopt);
-    for t in a.files().tensors() {
-        assert!(t.bytes == bytes(back.files(), t.name), "{}", t.name);
-    }
-}
-
-#[test]
 fn gguf_holds_the_gated_mlps_and_reports_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let a = Checkpoint::open(&testdata("modelopt-nvfp4"), &defaults()).unwrap();
@@ -146,142 +123,11 @@ fn gguf_holds_the_gated_mlps_and_reports_the_rest() {
     assert_eq!(bytes(a.files(), name), bytes(back.files(), name));
 }
 
-#[test]
-fn a_lone_file_carries_its_configuration() {
-    let dir = tempfile::tempdir().unwrap();
-    let a = Checkpoint::open(&testdata("compressed-tensors-nvfp4"), &defaults()).unwrap();
-    for output in [Output::Modelopt, Output::CompressedTensors] {
-        let path = dir.path().join(format!("{}.safetensors", output.name()));
-        let (b, report) = convert(&a, &path, output);
-        assert_eq!(report.files, [path]);
-        assert_eq!(b.convention().name, output.name());
-        assert_same_layer(&a, &b);
-        assert!(input_scales(&b).unwrap().is_some());
-    }
-}
-
-#[test]
-fn fused_and_stacked_experts_are_taken_apart() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut f = w4a16();
-    let weights: Vec<Weight> = (0..2).map(|e| Weight::new(e, 96, 64)).collect();
-    let downs: Vec<Weight> = (0..2).map(|e| Weight::new(20 + e, 64, 48)).collect();
-    let name = "model.layers.3.mlp.experts";
-    for (p, w) in [("gate_up_proj", &weights), ("down_proj", &downs)] {
-        let (rows, k) = (w[0].rows, w[0].k);
-        let all = |f: fn(&Weight) -> &Vec<u8>| w.iter().flat_map(|w| f(w).clone()).collect::<Vec<u8>>();
-        f.add(&format!("{name}.{p}"), Dtype::U8, &[2, rows, k / 2], all(|w| &w.codes));
-        f.add(&format!("{name}.{p}_weight_scale"), Dtype::F8E4m3, &[2, rows, k / 16], all(|w| &w.scales));
-        f.f32(&format!("{name}.{p}_weight_scale_2"), &[2], &[0.001, 0.002]);
-    }
-    f.f32(&format!("{name}.gate_up_proj_bias"), &[2, 96], &(0..192).map(|i| i as f32).collect::<Vec<_>>());
-    let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGate), ..defaults() };
-    let a = f.open(&options).unwrap();
-    for output in [Output::Modelopt, Output::CompressedTensors] {
-        let (b, _) = convert(&a, &dir.path().join(output.name()), output);
-        assert_eq!(b.experts(3).unwrap(), [0, 1]);
-        assert!(b.files().get(&format!("{name}.1.gate_proj.weight_scale")).is_some());
-        for e in 0..2 {
-            let (x, y) = (expert(&a, 3, e).unwrap(), expert(&b, 3, e).unwrap());
-            weights[e].rows_at(0..48).assert_is(&y.up);
-            weights[e].rows_at(48..96).assert_is(&y.gate);
-            downs[e].assert_is(&expert_down(&b, 3, e).unwrap().weight);
-            assert!(x.gate_bias.is_some());
-            assert_eq!((x.gate_bias, x.up_bias), (y.gate_bias, y.up_bias));
-        }
-    }
-}
-
-/// Their own code knows gate and up as one layer, and would not find two.
-#[test]
-fn gate_and_up_stay_one_tensor_where_the_family_has_them_so() {
-    let dir = tempfile::tempdir().unwrap();
-    for (model_type, options, stays) in [
-        ("phi3", defaults(), true),
-        ("phi3", OpenOptions { gate_up_order: Some(GateUpOrder::UpGate), ..defaults() }, false),
-        ("llama", OpenOptions { gate_up_order: Some(GateUpOrder::GateUp), ..defaults() }, false),
-    ] {
-        let mut config = modelopt_config("W4A16_NVFP4");
-        config["model_type"] = model_type.into();
-        let mut f = Fixture { config: Some(config), ..Fixture::default() };
-        let fused = "model.layers.0.mlp.gate_up_proj";
-        f.modelopt(fused, &Weight::new(1, 256, 64), 1e-3, None).modelopt(DOWN, &down(), 1e-3, None);
-        let a = f.open(&options).unwrap();
-        for output in Output::ALL {
-            let name = format!("{model_type}-{stays}-{}", output.name());
-            let name = if output == Output::Gguf { name + ".gguf" } else { name };
-            let (b, _) = convert(&a, &dir.path().join(name), output);
-            let found = b.quantized_modules().any(|module| module == fused);
-            assert_eq!(found, stays && output != Output::Gguf, "{model_type} to {}", output.name());
-            assert_same_layer(&a, &b);
-        }
-    }
-}
-
-#[test]
-fn experts_become_one_gguf_tensor_and_come_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut f = Fixture::with(modelopt_config("NVFP4"));
-    for e in 0..3u64 {
-        for (i, p) in ["w1", "w3", "w2"].iter().enumerate() {
-            let m = format!("model.layers.2.block_sparse_moe.experts.{e}.{p}");
-            f.modelopt(&m, &Weight::new(10 * e + i as u64, 64, 64), 0.001 * (e + 1) as f32, Some(0.5));
-        }
-    }
-    let a = f.open(&defaults()).unwrap();
-    let path = dir.path().join("m.gguf");
-    let (g, _) = convert(&a, &path, Output::Gguf);
-    assert_eq!(g.files().get("blk.2.ffn_gate_exps.weight").unwrap().shape, [3, 64, 64]);
-    let (hf, _) = convert(&g, &dir.path().join("hf"), Output::CompressedTensors);
-    for c in [&g, &hf] {
-        for e in 0..3 {
-            let mlp = expert(c, 2, e).unwrap();
-            Weight::new(10 * e as u64, 64, 64).assert_is(&mlp.gate);
-            Weight::new(10 * e as u64 + 1, 64, 64).assert_is(&mlp.up);
-            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&expert_down(c, 2, e).unwrap().weight);
-            let relative = mlp.gate.global_scale().value() / (0.001 * (e + 1) as f32);
-            assert!((relative - 1.0).abs() < 1e-6);
-        }
-    }
-}
-
-#[test]
-fn mxfp4_is_written_where_it_exists() {
-    let dir = tempfile::tempdir().unwrap();
-    let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 32, Value::Null)];
-    let mut f = Fixture::with(compressed_config(&groups));
-    for (i, module) in [GATE, UP, DOWN].into_iter().enumerate() {
-        let w = Weight::with_block(i as u64, 64, 64, 32);
-        f.compressed(module, &w, 0.0, None);
-    }
-    let a = f.open(&defaults()).unwrap();
-    let (ct, _) = convert(&a, &dir.path().join("ct"), Output::CompressedTensors);
-    let (g, _) = convert(&a, &dir.path().join("m.gguf"), Output::Gguf);
-    for c in [&ct, &g] {
-        assert_same_layer(&a, c);
-        assert_eq!(c.gate_up(0).unwrap().gate.format(), BlockFormat::Mxfp4);
-        assert_eq!(c.gate_up(0).unwrap().gate.global_scale(), GlobalScale::ONE);
-    }
-    let e = refusal(write(&dir.path().join("mo"), Output::Modelopt, &a.export(Output::Modelopt).unwrap()));
-    assert_has(&e, "mxfp4 in ModelOpt's convention is not supported; nvfp4 is");
-    assert!(!dir.path().join("mo").exists());
-}
-
 fn linear(module: &str, seed: u64, input: Option<f32>) -> LinearOut<'static> {
-    let w = Weight::new(seed, 130, 64);
-    let weight = QuantizedMatrix::new(
-        module,
-        BlockFormat::Nvfp4,
-        130,
-        64,
-        w.codes.clone(),
-        w.swizzled(),
-        ScaleLayout::Sf128x4,
-        GlobalScale::multiplier(0.001),
-    );
+    let weight = Weight::new(seed, 130, 64).matrix(module, 0.001).with_scale_layout(ScaleLayout::Sf128x4);
     LinearOut {
         module: module.into(),
-        weight: weight.unwrap().into(),
+        weight: weight.into(),
         input_scale: input.map(GlobalScale::multiplier),
         experts: None,
         bias: None,

@@ -2,14 +2,18 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
+pub mod lines;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
 use dualgemm_checkpoint::safetensors::serialize;
 use dualgemm_checkpoint::validate::Finding;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorData, TensorOut, Which};
-use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_checkpoint::{
+    Checkpoint, Dtype, Error, LinearSource, OpenOptions, TensorData, TensorOut, Which,
+};
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{GateUp, Linear};
 use serde_json::{Value, json};
 
@@ -63,6 +67,21 @@ impl Weight {
         Self { rows, k, block, codes: b.codes(rows * k / 2), scales: b.scales(rows * k / block) }
     }
 
+    /// What a matrix holds.
+    pub fn of(m: &QuantizedMatrix<'_>) -> Self {
+        let (codes, scales) = m.dense_rows(0..m.rows());
+        Self { rows: m.rows(), k: m.k(), block: m.format().block_len(), codes, scales }
+    }
+
+    /// The same as a matrix in nvfp4, under this tensor scale.
+    pub fn matrix(&self, name: &str, scale: f32) -> QuantizedMatrix<'static> {
+        let (codes, scales) = (self.codes.clone(), self.scales.clone());
+        let (format, layout, scale) =
+            (BlockFormat::Nvfp4, ScaleLayout::Linear, GlobalScale::multiplier(scale));
+        QuantizedMatrix::new(name.to_owned(), format, self.rows, self.k, codes, scales, layout, scale)
+            .unwrap()
+    }
+
     pub fn swizzled(&self) -> Vec<u8> {
         ScaleLayout::Linear.convert(&self.scales, ScaleLayout::Sf128x4, self.rows, self.k / self.block)
     }
@@ -97,6 +116,23 @@ impl Weight {
         assert!(codes == self.codes, "codes of {} differ", m.name());
         assert!(scales == self.scales, "scales of {} differ", m.name());
     }
+}
+
+/// That a layer, and runs of its features that start and end at blocks, atoms and periods and beside them, are these.
+#[track_caller]
+pub fn assert_runs(source: &LinearSource<'_>, w: &Weight) {
+    let n = w.rows;
+    for rows in [0..n, 0..1, 7..33, 64..128, 96..n, n - 1..n] {
+        if rows.start >= rows.end || rows.end > n {
+            continue;
+        }
+        let part = source.features(rows.clone()).unwrap();
+        let (name, scale) = (part.weight.name(), part.weight.global_scale());
+        assert_eq!((name, scale), (&*source.name(), source.tensor_scale));
+        assert_eq!(part.bias.as_deref(), source.bias.as_ref().map(|bias| &bias[rows.clone()]));
+        w.rows_at(rows).assert_is(&part.weight);
+    }
+    assert!(source.features(3..3).is_err(), "no features are no matrix");
 }
 
 /// A checkpoint directory in the making.
@@ -328,12 +364,6 @@ pub fn gguf_mlps(layers: usize, endings: &[&str]) -> Vec<TensorOut<'static>> {
     names.flat_map(mlp).collect()
 }
 
-/// What is said where a checkpoint is opened, or gate and up of layer 0 are taken from it.
-#[track_caller]
-pub fn open_error(f: &Fixture) -> String {
-    refusal(f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)))
-}
-
 pub fn shard_name(shard: usize) -> String {
     format!("model-{shard:05}.safetensors")
 }
@@ -423,10 +453,10 @@ pub fn refusal<T>(found: Result<T, Error>) -> String {
 }
 
 /// What the validator finds in a directory.
-pub fn findings(f: &Fixture) -> Vec<Finding> {
+pub fn findings(f: &Fixture, options: &OpenOptions) -> Vec<Finding> {
     let dir = tempfile::tempdir().unwrap();
     f.write(dir.path());
-    dualgemm_checkpoint::validate(dir.path(), &defaults())
+    dualgemm_checkpoint::validate(dir.path(), options)
 }
 
 pub fn rules(c: &Checkpoint) -> Vec<&'static str> {

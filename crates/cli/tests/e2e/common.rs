@@ -21,6 +21,22 @@ pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14").join(name)
 }
 
+/// A line with the names of files filled in.
+pub fn filled(dir: &Path, line: &str) -> String {
+    let names = [
+        ("{ckpt}", "modelopt-nvfp4"),
+        ("{ct}", "compressed-tensors-nvfp4"),
+        ("{a16}", "compressed-tensors-nvfp4a16"),
+        ("{gguf}", "mlp-nvfp4.gguf"),
+        ("{bf16}", "mlp-bf16.safetensors"),
+        ("{hidden}", "hidden-states-f32.safetensors"),
+        ("{expected}", "expected-modelopt-nvfp4.safetensors"),
+        ("{data}/", ""),
+    ];
+    let line = line.replace("{c}", "{dir}/c.safetensors").replace("{dir}", arg(dir));
+    names.iter().fold(line, |line, (name, file)| line.replace(name, arg(&data(file))))
+}
+
 /// Runs with `--json`, expects this exit code, and reads stdout as exactly one JSON document. Files of an earlier run are
 /// replaced.
 pub fn json(args: &[&str], code: i32) -> Value {

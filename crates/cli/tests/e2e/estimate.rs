@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::{json, refusal, text};
+use crate::common::{json, text};
 
 #[test]
 fn the_page_on_blackwell_shows_what_the_command_prints_exact() {
@@ -31,19 +31,4 @@ fn ranked_shapes_stand_beside_the_speed_of_light_and_nothing_is_called_measured(
     let printed = text(&["estimate"], 0);
     assert!(printed.contains("nothing here was measured"), "{printed}");
     assert!(printed.contains(" µs (1.35 × light); "), "{printed}");
-}
-
-#[test]
-fn any_shape_and_configuration_is_estimated() {
-    let report = json(&["estimate", "--shape", "1x4096x7168", "--shape", "64x64x64"], 0);
-    let rows = report["shapes"].as_array().unwrap();
-    assert!(
-        rows[0]["kernel"].as_str().unwrap().contains("features") && rows[0].get("best_public_us").is_none()
-    );
-    assert_eq!(rows.len(), 2);
-    let config = "sm100a_fused_tokens_n128_g1_k1_s4_a1";
-    let report = json(&["estimate", "--shape", "64x64x64", "--config", config], 0);
-    assert_eq!(report["shapes"][0]["kernel"], config);
-    let line = refusal(&["estimate", "--config", "none"], 2);
-    assert!(line.contains("--config none: there is no such configuration"), "{line}");
 }

@@ -8,10 +8,13 @@ mod estimate;
 #[cfg(feature = "lab")]
 mod export;
 mod gpu_kernels;
+#[path = "../../../checkpoint/tests/common/lines.rs"]
+mod lines;
 mod memory;
 mod operations;
 mod quantize;
 mod quantize_experts;
 mod readme;
 mod reproduce;
+mod sessions;
 mod verify;

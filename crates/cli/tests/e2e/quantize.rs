@@ -5,116 +5,13 @@ use std::path::Path;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::common::{arg, data, held, json as run, refusal, run_json, tensor, text, write};
+use crate::common::{arg, held, json as run, refusal, write};
 
 const PRODUCERS: [&str; 5] = ["modelopt", "compressed-tensors", "torchao", "te", "ggml"];
 
 /// Quantizes and returns the report.
 fn quantize(source: &Path, out: &Path, producer: &str, more: &[&str]) -> Value {
     run(&[&["quantize", arg(source), arg(out), "--producer", producer], more].concat(), 0)
-}
-
-#[test]
-fn the_exporters_gate_and_up_are_reproduced() {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("q.safetensors");
-    for (producer, exported, suffixes) in [
-        ("modelopt", "modelopt-nvfp4", ["weight", "weight_scale", "weight_scale_2"]),
-        (
-            "compressed-tensors",
-            "compressed-tensors-nvfp4a16",
-            ["weight_packed", "weight_scale", "weight_global_scale"],
-        ),
-    ] {
-        let report = quantize(&data("mlp-bf16.safetensors"), &out, producer, &[]);
-        assert_eq!(report["tensors"].as_array().unwrap().len(), 3);
-        let [note] = report["notes"].as_array().unwrap().as_slice() else { panic!("{report}") };
-        assert!(note.as_str().unwrap().ends_with("pass --activation to run and validate"), "{note}");
-        let theirs = data(exported).join("model.safetensors");
-        for half in ["gate_proj", "up_proj"] {
-            for suffix in suffixes {
-                let ours = held(&out, &format!("model.layers.14.mlp.{half}.{suffix}"));
-                let theirs = held(&theirs, &format!("model.layers.0.mlp.{half}.{suffix}"));
-                assert!(ours == theirs, "{producer} {half}.{suffix} differs");
-            }
-        }
-    }
-}
-
-#[test]
-fn files_are_read_back_by_every_producers_name_with_the_scales_that_were_printed() {
-    let dir = tempfile::tempdir().unwrap();
-    let source = data("mlp-bf16.safetensors");
-    for producer in PRODUCERS {
-        let out = dir.path().join(format!("{producer}.safetensors"));
-        let report = quantize(&source, &out, producer, &[]);
-        // The floats come without a configuration.
-        let silu = ["--activation", "silu"];
-        assert_eq!(run(&[&["validate", arg(&out)], &silu[..]].concat(), 0)["errors"], 0, "{producer}");
-        let product = run_json(&[&[arg(&out), "--layer", "14", "--m", "3"], &silu[..]].concat(), 0);
-        assert_eq!(product["right"], true, "{producer}");
-        let again = |more: &[&str]| {
-            let args = ["quantize", "--force", arg(&source), arg(&out), "--producer", producer];
-            text(&[&args[..], more].concat(), 0)
-        };
-        let printed = again(&[]);
-        let found = &run(&["inspect", arg(&out)], 0)["mlps"][0]["entries"][0]["pair"];
-        for half in ["gate", "up"] {
-            let mut tensors = report["tensors"].as_array().unwrap().iter();
-            let name = format!("model.layers.14.mlp.{half}_proj.weight");
-            let written = tensors.find(|t| t["name"] == name).unwrap();
-            for key in ["tensor_scale", "tensor_scale_held"] {
-                let (written, found) = (&written[key], &found[half][key]);
-                assert!(written.is_number() && written == found, "{producer}: {written} {found}");
-            }
-            let scale = format!("{:e}", written["tensor_scale"].as_f64().unwrap() as f32);
-            assert!(
-                printed.split_whitespace().any(|cell| cell == scale),
-                "{producer}: no {scale} in\n{printed}"
-            );
-        }
-        // Without a search there is one error, with one the producer's beside it.
-        assert!(!printed.contains("rel L2 plain"), "{printed}");
-        assert!(again(&["--search", "mse"]).contains("rel L2 plain"));
-        for t in quantize(&source, &out, producer, &["--search", "mse"])["tensors"].as_array().unwrap() {
-            let (plain, found) = (t["rel_l2_plain"].as_f64().unwrap(), t["rel_l2"].as_f64().unwrap());
-            assert!(found < plain && plain < 0.11, "{producer}: {t}");
-        }
-    }
-}
-
-#[test]
-fn models_keep_their_activation() {
-    let dir = tempfile::tempdir().unwrap();
-    let source = dir.path().join("model");
-    std::fs::create_dir(&source).unwrap();
-    std::fs::copy(data("mlp-bf16.safetensors"), source.join("model.safetensors")).unwrap();
-    std::fs::write(source.join("config.json"), r#"{ "hidden_activation": "gelu_pytorch_tanh" }"#).unwrap();
-    for (producer, out, more, from) in [
-        ("modelopt", "m", &[][..], "config.json: hidden_activation"),
-        ("te", "t.safetensors", &[], "t.safetensors: hidden_activation"),
-        ("torchao", "o.safetensors", &[], "o.safetensors: hidden_activation"),
-        ("ggml", "g.gguf", &["--mlp-only"], "g.gguf: unknown.hidden_activation"),
-    ] {
-        let out = dir.path().join(out);
-        quantize(&source, &out, producer, more);
-        let report = run_json(&[arg(&out), "--m", "1"], 0);
-        assert_eq!((&report["activation"], &report["activation_from"]), (&"gelu_tanh".into(), &from.into()));
-    }
-}
-
-#[test]
-fn what_is_skipped_is_copied_and_gguf_is_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let source = data("mlp-bf16.safetensors");
-    let out = dir.path().join("q.safetensors");
-    let copied = "model.layers.14.mlp.down_proj.weight";
-    assert_eq!(quantize(&source, &out, "modelopt", &["--skip", "down_proj"])["copied"], json!([copied]));
-    assert_eq!(tensor(&out, copied), tensor(&source, copied));
-    let out = dir.path().join("q.gguf");
-    quantize(&source, &out, "ggml", &["--mlp-only"]);
-    assert_eq!(&std::fs::read(&out).unwrap()[..4], b"GGUF");
-    assert_eq!(run_json(&[arg(&out), "--layer", "14", "--m", "3", "--activation", "silu"], 0)["right"], true);
 }
 
 /// A Llama of one layer in f32, with what lies beside such a model.

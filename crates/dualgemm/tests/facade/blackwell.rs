@@ -115,11 +115,11 @@ fn weights_on_the_device_are_taken_exact() {
     }
 }
 
-fn mxfp4(name: &str, rows: usize, k: usize, step: f32) -> QuantizedMatrix<'static> {
+pub(crate) fn mxfp4(name: &str, rows: usize, k: usize, step: f32) -> QuantizedMatrix<'static> {
     quantize_mxfp4(name, &floats(rows, k, step)).unwrap()
 }
 
-fn mxfp4_pair(n: usize, k: usize, e: usize) -> GateUp<'static> {
+pub(crate) fn mxfp4_pair(n: usize, k: usize, e: usize) -> GateUp<'static> {
     GateUp::new(mxfp4("gate", n, k, 0.7 + e as f32), mxfp4("up", n, k, 1.3 + e as f32))
 }
 

@@ -6,15 +6,19 @@ use std::time::Instant;
 use dualgemm::check::{RowSample, reference_rows};
 use dualgemm::device::{Device as _, DevicePtr, Error as DeviceError, Stream};
 use dualgemm::formats::{BlockFormat, QuantizedMatrix};
-use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutputMut};
+use dualgemm::gemm::{
+    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, OutFormat,
+    OutScale, OutputMut, QuantizeA, RouterWeights, Routing, mixture_reference,
+};
 use dualgemm::strategies::{Buffer, Gpu, Rounding, STRATEGIES, measure};
 use dualgemm::{
-    DeviceA, DeviceC, DeviceCall, DualGemm, GpuId, GpuOptions, PackedWeights, Plan, Rows, Target,
+    DeviceA, DeviceC, DeviceCall, DualGemm, GpuId, GpuOptions, MixturePlan, PackedWeights, Plan, Rows, Target,
 };
 use half::f16;
 
+use crate::blackwell::{mxfp4, mxfp4_pair};
 use crate::gpu::{assert_rows, error, misplaced_operands_are_refused_by_name, operand};
-use crate::{expert, experts, quantized, rel_l2};
+use crate::{expert, experts, mlp, quantized, rel_l2};
 
 const ID: GpuId = GpuId::Cuda(0);
 
@@ -353,4 +357,38 @@ fn what_goes_wrong_is_said_and_leaves_the_card_usable_close() {
     misplaced_operands_are_refused_by_name(&runner, &packed, &guarded.call, 2 * 64);
     let found = error(&plan, &operand(4, 64, AFormat::F16), &expert(64, 64, 0));
     assert!(found < 5e-4, "{found:e}");
+}
+
+/// `dualgemm bench --op mlp` and `--op moe` time them.
+#[test]
+#[ignore = "needs an sm_90 GPU"]
+fn mlps_and_mixtures_are_within_the_bounds_of_f64() {
+    let target = Target::cuda(0);
+    for between in [OutFormat::Bf16, mlp::nvfp4(OutScale::Static(0.01))] {
+        for (m, a) in [(1, AFormat::Bf16), (16, AFormat::F16), (130, AFormat::Nvfp4)] {
+            mlp::check_mlp(&target, (m, [1040, 1024, 520]), (a, QuantizeA::No), between);
+        }
+    }
+    let all: Vec<_> = (0..5).map(|e| Some(mlp::mlp(32, 64, 48, e))).collect();
+    mlp::check_shared(&target, OutFormat::F16, OutFormat::Bf16, &all);
+    // As gpt-oss has them: mxfp4, biases, and its own function.
+    let gpt_oss = |e: usize| {
+        let bias = || Some((0..64).map(|i| (i as f32).sin()).collect::<Vec<_>>().into());
+        let gate_up = GateUp { gate_bias: bias(), up_bias: bias(), ..mxfp4_pair(64, 96, e) };
+        GatedMlp { gate_up, down: Linear::new(mxfp4("down", 96, 64, 0.9 + e as f32)) }
+    };
+    let all: Vec<_> = (0..5).map(|e| Some(gpt_oss(e))).collect();
+    let mut desc = mlp::mixture(7, AFormat::Bf16, OutFormat::Bf16, OutFormat::F32, RouterWeights::Output);
+    let gate_up = DualGemmDesc::new(7, 64, 96, AFormat::Bf16, BlockFormat::Mxfp4);
+    let gate_up = DualGemmDesc { out: OutFormat::Bf16, ..gate_up };
+    desc.mlp = MlpDesc::new(gate_up, 96, BlockFormat::Mxfp4, OutFormat::F32);
+    desc.mlp.gate_up.epilogue.activation = Activation::SWIGLU_OAI;
+    let (a, weights) = (mlp::activations(AFormat::Bf16, 7, 96), mlp::weights());
+    let routing = Routing { ids: &mlp::IDS, weights: &weights };
+    let plan = MixturePlan::new(&desc, &target).unwrap();
+    let packed = plan.prepack(all.iter().cloned().map(Ok::<_, dualgemm::Error>), None).unwrap();
+    let mut c = vec![f32::NAN; 7 * 96];
+    plan.runner().unwrap().run(&a, routing, &packed, OutputMut::F32(&mut c), false).unwrap();
+    let want = mixture_reference(&desc.mlp, RouterWeights::Output, &a, routing, &all);
+    mlp::assert_within(&c, &want, "gpt-oss");
 }

@@ -6,8 +6,6 @@ mod blackwell;
 #[cfg(feature = "sim")]
 mod card;
 #[cfg(feature = "sim")]
-mod card_mlp;
-#[cfg(feature = "sim")]
 mod experts;
 #[cfg(feature = "sim")]
 mod gpu;
