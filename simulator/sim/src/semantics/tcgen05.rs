@@ -7,6 +7,7 @@
 
 use super::misuse::require;
 use crate::trap::Fault;
+use std::ops::Add;
 
 /// A place in Tensor Memory: one 32-bit word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +27,15 @@ impl Cell {
     /// The address that names it.
     pub const fn address(self) -> u32 {
         self.lane << 16 | self.column
+    }
+}
+
+impl Add for Cell {
+    type Output = Cell;
+
+    /// A cell relative to a base.
+    fn add(self, by: Cell) -> Cell {
+        Cell { lane: self.lane + by.lane, column: self.column + by.column }
     }
 }
 
