@@ -167,7 +167,7 @@ impl Cx<'_, '_> {
         User { actor: self.g.actor, view: self.g.known.of(lane), warp, lane, asynchronous: false }
     }
 
-    fn barrier_at(&mut self, space: Space, address: u64, lane: usize) -> Result<(u32, u32)> {
+    pub(super) fn barrier_at(&mut self, space: Space, address: u64, lane: usize) -> Result<(u32, u32)> {
         let at = locate(space, address).map_err(|f| f.lane(lane as u32))?;
         if space == Space::SharedCta && at.0 as usize != self.cta {
             return Err(Fault::new(Check::Bounds, "a .shared::cta operation on another CTA's mbarrier")

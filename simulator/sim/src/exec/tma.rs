@@ -166,7 +166,7 @@ fn load_part(
     let multicast = multicast.map(|s| cx.w.regs.r64(s, cx.m));
     for (l, transfer) in operands(cx, part)? {
         let lane = |f: Fault| f.lane(l as u32);
-        let Place::Shared { rank, offset } = place(to.space, dst[l]) else { continue };
+        let Place::Shared { rank, offset } = cx.allowed(to.space, dst[l], l)? else { continue };
         let (signal_rank, signal) = locate(barrier.space, barriers[l]).map_err(lane)?;
         let targets: Vec<(u32, u32)> = match &multicast {
             Some(mask) => destinations(cx.cl, mask[l])?
@@ -240,7 +240,7 @@ fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Redu
     }
     for (l, lanes, transfer) in stores {
         let lane = |f: Fault| f.lane(l as u32);
-        let Place::Shared { rank, offset } = place(from.space, src[l]) else { continue };
+        let Place::Shared { rank, offset } = cx.allowed(from.space, src[l], l)? else { continue };
         transfer.pieces(offset, Direction::Store).map_err(lane)?;
         let reduce = match reduce {
             Some(op) => match element(op, transfer.tensor.ty) {
@@ -262,8 +262,7 @@ fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Redu
         cx.cl.later_store(agent, move |cl, me| {
             let mut pieces = Vec::new();
             for piece in transfer.pieces(offset, Direction::Store)? {
-                let mut bytes = vec![0; piece.bytes as usize];
-                cl.async_read(Place::Shared { rank, offset: piece.smem }, &mut bytes, me)?;
+                let bytes = cl.async_bytes(Place::Shared { rank, offset: piece.smem }, piece.bytes, me)?;
                 pieces.extend(piece.global.map(|at| (Place::Global(at), bytes)));
             }
             cl.finish_op(op, false);
