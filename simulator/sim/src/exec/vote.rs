@@ -148,23 +148,22 @@ fn redux(i: &mut Ins<'_>) -> Decoded {
     let how = MinMax { max: op == "max", ..how };
     let (d, a) = (i.dst(0)?, i.src(1, ty)?);
     let float = move |x: u32, y: u32| min_max(F32, x.into(), y.into(), how) as u32;
-    match (op, ty, ty.is_signed()) {
-        ("min" | "max", Type::F32, _) => reduced(i, d, a, float),
-        ("min", _, true) => reduced(i, d, a, |x, y| (x as i32).min(y as i32) as u32),
-        ("min", ..) => reduced(i, d, a, u32::min),
-        ("max", _, true) => reduced(i, d, a, |x, y| (x as i32).max(y as i32) as u32),
-        ("max", ..) => reduced(i, d, a, u32::max),
-        ("add", ..) => reduced(i, d, a, u32::wrapping_add),
-        ("and", ..) => reduced(i, d, a, |x, y| x & y),
-        ("or", ..) => reduced(i, d, a, |x, y| x | y),
-        _ => reduced(i, d, a, |x, y| x ^ y),
-    }
-}
-
-fn reduced(i: &Ins<'_>, d: Dst, a: Src, f: impl Fn(u32, u32) -> u32 + Send + Sync + 'static) -> Decoded {
+    let combine: Box<dyn Fn(u32, u32) -> u32 + Send + Sync> = match (op, ty, ty.is_signed()) {
+        ("min" | "max", Type::F32, _) => Box::new(float),
+        ("min", _, true) => Box::new(|x, y| (x as i32).min(y as i32) as u32),
+        ("min", ..) => Box::new(u32::min),
+        ("max", _, true) => Box::new(|x, y| (x as i32).max(y as i32) as u32),
+        ("max", ..) => Box::new(u32::max),
+        ("add", ..) => Box::new(u32::wrapping_add),
+        ("and", ..) => Box::new(|x, y| x & y),
+        ("or", ..) => Box::new(|x, y| x | y),
+        _ => Box::new(|x, y| x ^ y),
+    };
     together(i, 2, move |cx, all| {
         let a = cx.w.regs.r32(a, cx.m);
-        cx.w.regs.w32(d, cx.m, &all.map(|all| lanes(all).map(|l| a[l]).reduce(&f).unwrap_or(0)));
+        // A float alone is reduced as well: its magnitude is taken, its NaN becomes the canonical one.
+        let a = if ty == Type::F32 { a.map(|x| float(x, x)) } else { a };
+        cx.w.regs.w32(d, cx.m, &all.map(|all| lanes(all).map(|l| a[l]).reduce(&combine).unwrap_or(0)));
     })
 }
 
