@@ -1,5 +1,6 @@
 //! Undefined values: where one came from, and which bytes of memory hold one.
 
+use crate::memory::Place;
 use crate::program::Reg;
 use std::collections::BTreeMap;
 
@@ -13,6 +14,8 @@ pub enum Source {
         rank: u32,
         offset: u32,
     },
+    /// A byte of local memory or of the parameters of a function.
+    Thread(Place),
     /// What `shfl` takes from a lane that does not take part.
     Lane(u32),
 }

@@ -151,8 +151,8 @@ impl<'a> Cluster<'a> {
                 let lanes = if threads - w * 32 >= 32 { u32::MAX } else { (1 << (threads - w * 32)) - 1 };
                 let regs = Regs::new(launch.kernel.rows, ids, launch.config.checks.uninit);
                 let first = (rank * warps + w) * GROUPS_PER_WARP as u32;
-                let local = Local::new(launch.kernel.local_bytes as usize);
-                let params = Local::new(launch.kernel.func_param_bytes as usize);
+                let own = |bytes: u32| Local::new(bytes as usize, launch.config.checks.uninit);
+                let (local, params) = (own(launch.kernel.local_bytes), own(launch.kernel.func_param_bytes));
                 Some(Box::new(Warp::new(w, lanes, regs, local, params, (first as Actor, apart))))
             };
             all_warps.push((0..warps).map(make).collect());
@@ -192,13 +192,6 @@ impl<'a> Cluster<'a> {
 
     pub fn warps_per_cta(&self) -> usize {
         self.warps[0].len()
-    }
-
-    /// Warps of a warp's warpgroup that have not exited, itself included (it is absent while it executes).
-    pub fn warpgroup_members(&self, cta: usize, warp: u32) -> usize {
-        let first = warp as usize / 4 * 4;
-        let warps = self.warps[cta].iter().enumerate().skip(first).take(4);
-        warps.filter(|(i, w)| *i == warp as usize || w.as_ref().is_some_and(|w| !w.done())).count()
     }
 
     /// When an operation issued now completes.
@@ -419,13 +412,10 @@ impl<'a> Cluster<'a> {
             ),
             Wait::Groups { kind: GroupKind::Wgmma, .. } => {
                 match self.ctas[cta].warpgroups[warp.index as usize / 4].open.front() {
-                    Some((_, shares)) => {
-                        let members = self.warpgroup_members(cta, warp.index);
-                        format!(
-                            "waits for a wgmma.mma_async that {} of the {members} warps of the warpgroup have executed",
-                            shares.len()
-                        )
-                    }
+                    Some((_, shares)) => format!(
+                        "waits for a wgmma.mma_async that {} of the 4 warps of the warpgroup have executed",
+                        shares.len()
+                    ),
                     None => "waits for matrix operations".into(),
                 }
             }

@@ -65,28 +65,28 @@ pub const fn wgmma_d(warp: u32, lane: u32, i: u32) -> (u32, u32) {
     (16 * warp + row, 8 * (i / 4) + col)
 }
 
-/// `(row, k)` of element `i` of A of `wmma.mMnNkK`. The ISA leaves the fragments of `wmma` open (9.7.14.4.1);
-/// here, as on chips, they are those of `mma` of up to 16 rows, one after the other.
+/// `(row, k)` of element `i` of A of `mma.mMnNkK` and `wmma.mMnNkK`. The ISA leaves the fragments of `wmma` open
+/// (9.7.14.4.1); here, as on chips, they are those of `mma` of up to 16 rows, one after the other.
 #[inline]
-pub const fn wmma_a(bits: u32, (m, k): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
+pub const fn fragment_a(bits: u32, (m, k): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
     let rows = if m < 16 { m } else { 16 };
     let each = elements_per_lane(rows, k);
     let (row, kk) = mma_a(bits, rows, lane, i % each);
     (row + rows * (i / each), kk)
 }
 
-/// `(k, n)` of element `i` of B of `wmma.mMnNkK`: fragments of 8 columns, one after the other.
+/// `(k, n)` of element `i` of B: fragments of 8 columns, one after the other.
 #[inline]
-pub const fn wmma_b(bits: u32, k: u32, lane: u32, i: u32) -> (u32, u32) {
+pub const fn fragment_b(bits: u32, k: u32, lane: u32, i: u32) -> (u32, u32) {
     let each = elements_per_lane(k, 8);
     let (kk, n) = mma_b(bits, lane, i % each);
     (kk, n + 8 * (i / each))
 }
 
-/// `(row, column)` of element `i` of C or D of `wmma.mMnNkK`: fragments of up to 16 rows and 8 columns, those
+/// `(row, column)` of element `i` of C or D: fragments of up to 16 rows and 8 columns, those
 /// of the same rows one after the other.
 #[inline]
-pub const fn wmma_c((m, n): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
+pub const fn fragment_c((m, n): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
     let rows = if m < 16 { m } else { 16 };
     let each = elements_per_lane(rows, 8);
     let (row, col) = mma_c(lane, i % each);
@@ -244,9 +244,9 @@ mod tests {
                 .into_iter()
                 .chain([(8, 8, 32, 16), (32, 16, 16, 8), (64, 8, 8, 4)])
         {
-            covers(m, k, 32, |lane, i| wmma_a(bits, (m, k), lane, i));
-            covers(k, n, 32, |lane, i| wmma_b(bits, k, lane, i));
-            covers(m, n, 32, |lane, i| wmma_c((m, n), lane, i));
+            covers(m, k, 32, |lane, i| fragment_a(bits, (m, k), lane, i));
+            covers(k, n, 32, |lane, i| fragment_b(bits, k, lane, i));
+            covers(m, n, 32, |lane, i| fragment_c((m, n), lane, i));
         }
         assert_eq!(elements_per_lane(16, 64), 32);
     }
