@@ -1,11 +1,12 @@
 //! Texts and launches that would fill memory, never end, or that no assembler or driver takes: each is refused in words.
 
 use dualgemm_device::{Args, Device, LaunchSpec};
-use dualgemm_sim::{Config, Gpu};
+use dualgemm_sim::{Card, Config, Gpu};
 
 /// Loads a module and launches its kernel `k`, if it has one, on a grid, CTAs and clusters of these shapes.
 fn outcome(text: &str, [grid, block, cluster]: [[u32; 3]; 3]) -> Result<String, dualgemm_device::Error> {
-    let gpu = Gpu::new(Config { max_instructions: 10_000, ..Config::default() });
+    let card = if text.contains("sm_100a") { Card::B200 } else { Card::H100 };
+    let gpu = Gpu::new(Config { max_instructions: 10_000, ..Config::default().card(card) });
     let kernel = gpu.function(gpu.load(text)?, "k")?;
     let spec = LaunchSpec::new(kernel, grid, block).cluster(cluster).args(Args::new());
     // SAFETY: the device is simulated and fails a launch that leaves its memory.
@@ -146,4 +147,19 @@ fn names_of_special_registers_are_known() {
     };
     assert!(read("%tid.x") && read("%ntid.w") && read("%envreg31"));
     assert!(!read("%nonsense.w") && !read("%tid.q") && !read("%tidy"));
+}
+
+#[test]
+fn constants_that_no_operand_has_are_refused() {
+    let refused = |instruction: &str| {
+        let text = format!(
+            ".version 8.7 .target sm_100a .address_size 64
+             .visible .entry k() {{ .reg .b32 r; .reg .b64 a; {instruction}; ret; }}"
+        );
+        outcome(&text, [ONE, [32, 1, 1], ONE]).unwrap_err().to_string()
+    };
+    let split = refused("tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {r}, [r], 4294967295");
+    assert!(split.contains("the second half is 4294967295 columns behind: there are 512"), "{split}");
+    let truncated = refused("cp.async.ca.shared.global [r], [a], 4294967300");
+    assert!(truncated.contains("a constant of 32 bits") || truncated.contains("4294967300"), "{truncated}");
 }

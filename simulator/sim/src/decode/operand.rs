@@ -211,9 +211,9 @@ impl Ins<'_> {
 
     /// Operand `i` as a constant.
     pub fn constant(&self, i: usize) -> Decoded<u32> {
-        match self.src(i, Type::U32)? {
-            Src::Imm(n) => Ok(n as u32),
-            _ => self.error(format!("operand {} must be a constant", i + 1)),
+        match self.src(i, Type::U64)? {
+            Src::Imm(n) if n <= u32::MAX.into() => Ok(n as u32),
+            _ => self.error(format!("operand {} must be a constant of 32 bits", i + 1)),
         }
     }
 

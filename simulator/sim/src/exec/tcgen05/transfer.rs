@@ -3,6 +3,7 @@
 use super::super::*;
 use super::{TensorWho, group, tmem};
 use crate::machine::regs::Lock;
+use crate::memory::tmem::COLUMNS;
 use crate::semantics::misuse::require;
 use crate::semantics::narrow::Narrow;
 use crate::semantics::smem_desc::SmemDesc;
@@ -60,7 +61,11 @@ pub fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Decod
     let shape = match shape {
         AccessShape::S16x32bx2 { .. } => {
             // The distance of the second half stands after the address.
-            AccessShape::S16x32bx2 { split: i.constant(address + 1)? }
+            let split = i.constant(address + 1)?;
+            if split > COLUMNS {
+                return i.error(format!("the second half is {split} columns behind: there are {COLUMNS}"));
+            }
+            AccessShape::S16x32bx2 { split }
         }
         other => other,
     };
