@@ -69,28 +69,29 @@ impl Check {
     }
 }
 
-/// The other side of a conflict, or one of the parties of a deadlock.
+/// The other side of a conflict, or one of the parties of a deadlock. Its instruction is a number in the kernel until the
+/// place is known, then a [`Site`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Party {
+pub struct Party<Instruction = Site> {
     /// What it did, e.g. "earlier write".
     pub role: String,
     /// Its instruction; `None` if it is no instruction (the host).
-    pub pc: Option<u32>,
+    pub site: Option<Instruction>,
     /// Which CTA of the grid.
     pub cta: Option<[u32; 3]>,
     /// Which warp of the CTA.
     pub warp: Option<u32>,
 }
 
-impl Party {
+impl Party<u32> {
     /// Who executed that instruction.
-    pub fn new(role: impl Into<String>, pc: impl Into<Option<u32>>) -> Party {
-        Party { role: role.into(), pc: pc.into(), cta: None, warp: None }
+    pub fn new(role: impl Into<String>, pc: impl Into<Option<u32>>) -> Party<u32> {
+        Party { role: role.into(), site: pc.into(), cta: None, warp: None }
     }
 
     /// The same, of this CTA and warp.
     #[must_use]
-    pub fn of(self, (cta, warp): ([u32; 3], Option<u32>)) -> Party {
+    pub fn of(self, (cta, warp): ([u32; 3], Option<u32>)) -> Party<u32> {
         Party { cta: Some(cta), warp, ..self }
     }
 }
@@ -126,7 +127,7 @@ pub struct Fault {
     /// Address and state space, e.g. `shared 0x410`.
     pub address: Option<String>,
     /// The other parties.
-    pub others: Vec<Party>,
+    pub others: Vec<Party<u32>>,
     /// How to mend it.
     pub help: Option<&'static str>,
 }
@@ -161,7 +162,7 @@ impl Fault {
 
     /// Adds a party.
     #[must_use]
-    pub fn party(mut self, party: Party) -> Fault {
+    pub fn party(mut self, party: Party<u32>) -> Fault {
         self.others.push(party);
         self
     }
@@ -179,7 +180,7 @@ impl Fault {
         let Fault { check, message, lane, address, others, help } = self;
         let Spot { pc, asynchronous, cta, cluster_rank, warp } = spot;
         let other =
-            |p: Party| TrapParty { role: p.role, site: p.pc.and_then(site), cta: p.cta, warp: p.warp };
+            |p: Party<u32>| Party { role: p.role, site: p.site.and_then(site), cta: p.cta, warp: p.warp };
         Box::new(Trap {
             kernel: kernel.name.clone(),
             site: pc.and_then(site),
@@ -212,19 +213,6 @@ impl fmt::Display for Site {
     }
 }
 
-/// One more party of a trap, with its instruction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TrapParty {
-    /// What it did.
-    pub role: String,
-    /// Its instruction.
-    pub site: Option<Site>,
-    /// Its CTA.
-    pub cta: Option<[u32; 3]>,
-    /// Its warp.
-    pub warp: Option<u32>,
-}
-
 /// A simulated fault with everything known about it. `Display` gives the full message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trap {
@@ -249,7 +237,7 @@ pub struct Trap {
     /// The address concerned.
     pub address: Option<String>,
     /// The other parties.
-    pub others: Vec<TrapParty>,
+    pub others: Vec<Party>,
     /// How to mend it.
     pub help: Option<&'static str>,
 }
