@@ -9,19 +9,20 @@ use crate::tensor_map;
 use dualgemm_ptx::layout::TensorDataType;
 
 /// What a copy moves.
-enum Mode {
+#[derive(Clone, PartialEq, Eq)]
+enum Mode<T> {
     Tile,
     /// Four rows of a matrix.
     Rows,
     /// A column of pixels, with the offsets of each dimension of space where it is loaded.
-    Im2col(Vec<Src>),
+    Im2col(Vec<T>),
 }
 
 /// A part of a tensor in global memory.
 struct Part {
     /// Generic address of the map.
     map: Addr,
-    mode: Mode,
+    mode: Mode<Src>,
     /// Coordinates, innermost first.
     coordinates: Vec<Src>,
 }
@@ -44,7 +45,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     let spaces = i.spaces();
     // The map has its element type; a reduction names only its operator, with the type in the map.
     let reduce = if reducing { i.one_of(Reduction::NAMES) } else { None };
-    let part = |at: usize, mode: Mode| -> Decoded<Part> {
+    let part = |at: usize, mode: Mode<Src>| -> Decoded<Part> {
         let Operand::List(list) = i.operand(at)? else { return i.error("needs [map, {coordinates}]") };
         let map = i.address(&list[0], Space::Generic)?;
         let given = list.get(1).map_or(&[][..], Ins::elements);
@@ -88,14 +89,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
 struct Transfer {
     tensor: TiledTensor,
     coordinates: Vec<i32>,
-    mode: Moved,
-}
-
-#[derive(Clone, PartialEq, Eq)]
-enum Moved {
-    Tile,
-    Rows,
-    Im2col(Vec<u32>),
+    mode: Mode<u32>,
 }
 
 impl Transfer {
@@ -103,16 +97,16 @@ impl Transfer {
     fn pieces(&self, smem: u32, direction: Direction) -> Result<Vec<Piece>> {
         let Transfer { tensor, coordinates, mode } = self;
         match mode {
-            Moved::Tile => tensor.pieces(coordinates, smem, direction).map(Iterator::collect),
-            Moved::Rows => tensor.scattered(coordinates[0], &coordinates[1..], smem, direction),
-            Moved::Im2col(offsets) => tensor.columns(coordinates, offsets, smem, direction),
+            Mode::Tile => tensor.pieces(coordinates, smem, direction),
+            Mode::Rows => tensor.scattered(coordinates[0], &coordinates[1..], smem, direction),
+            Mode::Im2col(offsets) => tensor.columns(coordinates, offsets, smem, direction),
         }
     }
 
     /// Bytes that a load completes.
     fn bytes(&self) -> u32 {
         match self.mode {
-            Moved::Rows => self.tensor.scattered_bytes(self.coordinates.len() - 1),
+            Mode::Rows => self.tensor.scattered_bytes(self.coordinates.len() - 1),
             _ => self.tensor.box_bytes(),
         }
     }
@@ -145,9 +139,9 @@ fn operands(cx: &mut Cx<'_, '_>, part: &Part) -> Result<Vec<(usize, Transfer)>> 
             .lane(l as u32));
         }
         let mode = match mode {
-            Mode::Tile => Moved::Tile,
-            Mode::Rows => Moved::Rows,
-            Mode::Im2col(_) => Moved::Im2col(offsets.iter().map(|o| o[l] & 0xffff).collect()),
+            Mode::Tile => Mode::Tile,
+            Mode::Rows => Mode::Rows,
+            Mode::Im2col(_) => Mode::Im2col(offsets.iter().map(|o| o[l] & 0xffff).collect()),
         };
         out.push((l, Transfer { tensor, coordinates: values.iter().map(|v| v[l] as i32).collect(), mode }));
     }
