@@ -484,6 +484,3 @@ fn sign_select(i: &mut Ins<'_>) -> Decoded {
         cx.w.regs.w64(d, cx.m, &std::array::from_fn(|l| if first(l) { a[l] } else { b[l] }));
     }))
 }
-
-#[cfg(test)]
-mod tests;

@@ -208,21 +208,3 @@ fn shuffle(mode: Shuffle, lane: u32, b: u32, c: u32) -> (u32, bool) {
     };
     if ok { (from, true) } else { (lane, false) }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shuffles_stay_in_their_segment_exact() {
-        // Width 8: c = (32 - 8) << 8 | 31 for idx, down and bfly; clamp 0 for up.
-        let c = 24 << 8 | 31;
-        assert_eq!(shuffle(Shuffle::Index, 10, 3, c), (11, true));
-        assert_eq!(shuffle(Shuffle::Down, 13, 3, c), (13, false));
-        assert_eq!(shuffle(Shuffle::Down, 12, 3, c), (15, true));
-        assert_eq!(shuffle(Shuffle::Up, 9, 3, 24 << 8), (9, false));
-        assert_eq!(shuffle(Shuffle::Up, 12, 3, 24 << 8), (9, true));
-        assert_eq!(shuffle(Shuffle::Butterfly, 9, 4, c), (13, true));
-        assert_eq!(shuffle(Shuffle::Index, 20, 0, 31), (0, true));
-    }
-}
