@@ -18,6 +18,8 @@ pub enum Source {
     Thread(Place),
     /// What `shfl` takes from a lane that does not take part.
     Lane(u32),
+    /// The quotient or remainder of an integer division by zero.
+    Division,
 }
 
 /// Where an undefined value came from.
@@ -36,6 +38,13 @@ pub struct Hole {
     pub bytes: u32,
     /// Of the first.
     pub origin: Origin,
+}
+
+impl Hole {
+    /// The bit of a byte. Only a tensor map has more than 32, of which none may be undefined: the last bit is for the rest.
+    pub fn bit(byte: u32) -> u32 {
+        1 << byte.min(31)
+    }
 }
 
 /// Bytes of a memory in which a store left an undefined value. Mostly there are none.
@@ -57,8 +66,7 @@ impl Holes {
         }
         let mut found = self.0.range(at..at + len);
         let (&first, &origin) = found.next()?;
-        // Accesses by threads are of 32 bytes at most; of longer ones only the first byte is asked for.
-        let bit = |at_byte: u64| 1u32.checked_shl((at_byte - at) as u32).unwrap_or(0);
+        let bit = |byte: u64| Hole::bit((byte - at) as u32);
         Some(Hole { bytes: found.fold(bit(first), |bytes, (&b, _)| bytes | bit(b)), origin })
     }
 

@@ -239,6 +239,7 @@ impl Launch<'_> {
             Source::Thread(_) => {
                 ("a value from the thread's memory is used that nothing wrote".into(), "read")
             }
+            Source::Division => ("the result of a division by zero is used".into(), "division"),
             Source::Lane(l) => {
                 (format!("a value of lane {l} is used, which does not take part in the shuffle"), "shuffle")
             }
@@ -282,8 +283,8 @@ impl Cluster<'_> {
         let shared = &self.ctas[rank as usize].shared;
         let left = shared.holes.of(offset.into(), len.into());
         let never = |b: &u32| !self.states.written(&shared.shadow, (offset + b) as usize, 1);
-        let bytes = (0..len).filter(never).fold(0u32, |m, b| m | 1 << b);
-        let first = Source::Shared { rank, offset: offset + bytes.trailing_zeros() };
+        let bytes = (0..len).filter(never).fold(0, |m, b| m | Hole::bit(b));
+        let first = Source::Shared { rank, offset: offset + (0..len).find(never).unwrap_or(0) };
         let origin = match left {
             Some(hole) if bytes == 0 => hole.origin,
             _ => Origin { source: first, pc: who.pc },
