@@ -4,68 +4,53 @@
 //! happened and makes it a [`Trap`]. The text of a trap is part of the crate's contract: tests keep it as golden
 //! files, so messages name things by kernel, PTX line, CTA, warp and lane, never by time or host address.
 
+use crate::names::modifiers;
 use crate::program::Kernel;
 use std::fmt;
 
-/// The rule that was broken, one per checker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Check {
-    /// Two unordered accesses, at least one of them a write.
-    Race,
-    /// A read of memory or a register that nothing wrote.
-    Uninit,
-    /// An access outside every allocation.
-    Bounds,
-    /// An access that is not aligned to its size.
-    Align,
-    /// Misuse of an mbarrier.
-    Mbarrier,
-    /// Misuse of a CTA, cluster or warp barrier.
-    Barrier,
-    /// Nothing can make progress any more.
-    Deadlock,
-    /// A generic-proxy write that an async-proxy access may not see.
-    Proxy,
-    /// Registers of an unfinished `wgmma` or `tcgen05.ld` touched, or a missing `wgmma.fence`.
-    InFlight,
-    /// Misuse of tensor memory.
-    Tmem,
-    /// `setmaxnreg` values that do not fit.
-    Registers,
-    /// Exit while asynchronous work is pending.
-    Pending,
-    /// An operand value that the instruction does not allow.
-    Illegal,
-    /// `trap`, `brkpt` or a failed device-side assertion.
-    Explicit,
-    /// More instructions than the configured limit.
-    Limit,
-    /// The host stopped the launch ([`Progress::stop`](crate::Progress::stop)): nothing is known to be wrong.
-    Stopped,
+modifiers! {
+    /// The rule that was broken, one per checker.
+    #[non_exhaustive]
+    Check {
+        /// Two unordered accesses, at least one of them a write.
+        Race "data race",
+        /// A read of memory or a register that nothing wrote.
+        Uninit "uninitialized read",
+        /// An access outside every allocation.
+        Bounds "out of bounds",
+        /// An access that is not aligned to its size.
+        Align "misaligned access",
+        /// Misuse of an mbarrier.
+        Mbarrier "mbarrier misuse",
+        /// Misuse of a CTA, cluster or warp barrier.
+        Barrier "barrier misuse",
+        /// Nothing can make progress any more.
+        Deadlock "deadlock",
+        /// A generic-proxy write that an async-proxy access may not see.
+        Proxy "missing proxy fence",
+        /// Registers of an unfinished `wgmma` or `tcgen05.ld` touched, or a missing `wgmma.fence`.
+        InFlight "registers in flight",
+        /// Misuse of tensor memory.
+        Tmem "tensor memory misuse",
+        /// `setmaxnreg` values that do not fit.
+        Registers "register reallocation",
+        /// Exit while asynchronous work is pending.
+        Pending "exit with pending work",
+        /// An operand value that the instruction does not allow.
+        Illegal "illegal operand",
+        /// `trap`, `brkpt` or a failed device-side assertion.
+        Explicit "trap",
+        /// More instructions than the configured limit.
+        Limit "instruction limit",
+        /// The host stopped the launch ([`Progress::stop`](crate::Progress::stop)): nothing is known to be wrong.
+        Stopped "stopped",
+    }
 }
 
 impl Check {
     /// The name used in messages and in `tests/fail/<name>/`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Check::Race => "data race",
-            Check::Uninit => "uninitialized read",
-            Check::Bounds => "out of bounds",
-            Check::Align => "misaligned access",
-            Check::Mbarrier => "mbarrier misuse",
-            Check::Barrier => "barrier misuse",
-            Check::Deadlock => "deadlock",
-            Check::Proxy => "missing proxy fence",
-            Check::InFlight => "registers in flight",
-            Check::Tmem => "tensor memory misuse",
-            Check::Registers => "register reallocation",
-            Check::Pending => "exit with pending work",
-            Check::Illegal => "illegal operand",
-            Check::Explicit => "trap",
-            Check::Limit => "instruction limit",
-            Check::Stopped => "stopped",
-        }
+    pub fn name(self) -> &'static str {
+        Check::NAMES.iter().find(|(_, check)| *check == self).map_or("", |(name, _)| name)
     }
 }
 
