@@ -86,7 +86,7 @@ fn try_text(name: &str, text: &str) -> Result<(), String> {
         }
     }
     let target = Target::from_name(case.target()).unwrap_or(Target::Sm90a);
-    let checks = if text.len() % 2 == 0 { Checks::ALL } else { Checks::NONE };
+    let checks = if text.len().is_multiple_of(2) { Checks::ALL } else { Checks::NONE };
     let config = Config { max_instructions: 3000, ..Config::default().card(Card::of(target)).checks(checks) };
     run(&Gpu::new(config), &case).map(drop).map_err(|e| e.to_string())
 }

@@ -41,7 +41,7 @@ pub struct Hole {
 }
 
 impl Hole {
-    /// The bit of a byte. Only a tensor map has more than 32, of which none may be undefined: the last bit is for the rest.
+    /// The bit of a byte. Only a tensor map has more than 32. None of its bytes may be undefined, so that the rest shares a bit.
     pub fn bit(byte: u32) -> u32 {
         1 << byte.min(31)
     }

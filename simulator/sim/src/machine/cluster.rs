@@ -12,7 +12,6 @@ use super::ids::Ids;
 use super::regs::Regs;
 use super::rng::Rng;
 use super::warp::{Group, GroupKind, Wait, Warp};
-use crate::check::cross::Dependency;
 use crate::check::order::{Actor, Actors, GROUPS_PER_WARP, Places, View};
 use crate::check::outside::Eras;
 use crate::check::pages::Pages;
@@ -20,7 +19,6 @@ use crate::check::shadow::States;
 use crate::exec::sync::Release;
 use crate::memory::local::Local;
 use crate::memory::shared::Shared;
-use crate::memory::tmem::Tmem;
 use crate::report::Counters;
 use crate::trap::{Check, Fault, Party, Spot, Trap};
 use std::collections::{BTreeMap, HashMap};
@@ -134,16 +132,9 @@ impl<'a> Cluster<'a> {
                 id,
                 rank,
                 shared: Shared::new(launch.kernel.dynamic_offset + launch.dynamic_shared),
-                tmem: Tmem::default(),
-                barriers: Default::default(),
-                mbarriers: BTreeMap::new(),
-                dependency: Dependency::default(),
                 live_threads: threads,
-                gone: View::default(),
-                visits: BTreeMap::new(),
-                spare_registers: 0,
-                tensor_busy_until: 0,
                 warpgroups: (0..warps.div_ceil(4)).map(|_| Default::default()).collect(),
+                ..Cta::default()
             });
             let apart = launch.config.checks.race && launch.config.checks.strict;
             let make = |w: u32| {
