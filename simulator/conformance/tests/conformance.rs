@@ -197,6 +197,14 @@ fn malformed_heads_are_refused_with_the_line() {
         ("//! launch k\n//! out u32 4 = #17 about", "x, line 2: `about` where `within` or nothing belongs"),
         ("//! launch k grid many", "x, line 1: `many` where a number belongs"),
         ("//! in u32 iota 0 4", "x, line 1: an argument before any `launch`"),
+        (
+            "//! launch k\n//! in u64 iota 0 134217729",
+            "x, line 2: 134217729 elements of u64: a buffer has at most 1073741824 bytes",
+        ),
+        (
+            "//! launch k\n//! u32 1\n//! map 0 u8 dims 64",
+            "x, line 3: a map of argument 0, which is no buffer before it",
+        ),
         (".version 8.0", "x, line 1: no `launch` line before the module"),
     ] {
         assert_eq!(load("x", head).unwrap_err().to_string(), message);

@@ -4,7 +4,7 @@ use crate::check::launches::Launches;
 use crate::config::Config;
 use crate::decode::link;
 use crate::error::Error as LoadError;
-use crate::machine::grid::{self, Launch};
+use crate::machine::grid::{self, Launch, volume};
 use crate::memory::Space;
 use crate::memory::global::Global;
 use crate::program::Kernel;
@@ -172,7 +172,7 @@ impl Gpu {
         let mut state = self.state();
         let mut symbols = link::Symbols::new();
         let mut variables = BTreeMap::new();
-        let mut constant_bytes = 0u64;
+        let mut constant_bytes = 0;
         for v in ast.variables() {
             let error = |reason: String| LoadError::refused(v.line.0, &v.name, reason);
             if !matches!(v.space, VarSpace::Global | VarSpace::Const) {
@@ -181,17 +181,15 @@ impl Gpu {
             if v.linkage == Linkage::Extern {
                 return Err(error("it is .extern, and there is no other module to define it".into()));
             }
-            let bytes = v.bytes().ok_or_else(|| error("its size is not known".into()))?;
-            let align = u64::from(v.alignment());
             let at = if v.space == VarSpace::Global {
-                let at = state.global.alloc(bytes, align, Some(v.name.to_string()));
+                let bytes = v.bytes().ok_or_else(|| error("its size is not known".into()))?;
+                let at = state.global.alloc(bytes, v.alignment().into(), Some(v.name.to_string()));
                 let at = at.ok_or_else(|| error(format!("its {bytes} bytes do not fit in memory")))?;
                 variables.insert(v.name.to_string(), (DevicePtr(at), bytes as usize));
                 (Space::Global, at)
             } else {
-                let at = constant_bytes.next_multiple_of(align.max(1));
-                constant_bytes = at + bytes;
-                (Space::Const, at)
+                let (at, _) = link::lay_out(&mut constant_bytes, link::CONST_LIMIT, v)?;
+                (Space::Const, at.into())
             };
             symbols.insert(v.name.clone(), at);
         }
@@ -220,9 +218,10 @@ impl Gpu {
     }
 
     fn check_launch(&self, kernel: &Kernel, spec: &LaunchSpec) -> Result<(), String> {
-        let threads: u64 = spec.block.iter().map(|&n| u64::from(n)).product();
-        if !(1..=1024).contains(&threads) {
-            return Err(format!("a CTA of {threads} threads: 1 to 1024 are allowed"));
+        let threads = volume(spec.block);
+        let [_, grid_y, grid_z] = spec.grid;
+        if !(1..=1024).contains(&threads) || spec.block[2] > 64 {
+            return Err(format!("a CTA of {:?} threads: 1 to 1024 are allowed, 64 in z", spec.block));
         }
         if let Some(want) = kernel.reqntid
             && want != spec.block
@@ -230,12 +229,12 @@ impl Gpu {
             return Err(format!("a CTA of {:?} threads: the kernel declares .reqntid {want:?}", spec.block));
         }
         if let Some(most) = kernel.maxntid
-            && threads > most.iter().map(|&n| u64::from(n)).product()
+            && threads > volume(most)
         {
             return Err(format!("a CTA of {threads} threads: the kernel declares .maxntid {most:?}"));
         }
         let shape = cluster_of(kernel, spec);
-        let cluster: u32 = shape.iter().product();
+        let cluster = volume(shape);
         if let Some(want) = kernel.cluster
             && want != shape
         {
@@ -247,8 +246,14 @@ impl Gpu {
         if (0..3).any(|i| spec.grid[i] == 0 || !spec.grid[i].is_multiple_of(shape[i])) {
             return Err(format!("a grid of {:?} CTAs is not made of clusters of {shape:?}", spec.grid));
         }
-        let shared = kernel.dynamic_offset + spec.dynamic_shared;
-        if shared > self.info.shared_per_cta {
+        if volume(spec.grid) > i32::MAX as u64 || grid_y.max(grid_z) > 65535 {
+            return Err(format!(
+                "a grid of {:?} CTAs: 65535 are allowed in y and z, and 2147483647 are simulated",
+                spec.grid
+            ));
+        }
+        let shared = u64::from(kernel.dynamic_offset) + u64::from(spec.dynamic_shared);
+        if shared > self.info.shared_per_cta.into() {
             return Err(format!(
                 "{shared} bytes of shared memory: a CTA can have {} on this card",
                 self.info.shared_per_cta

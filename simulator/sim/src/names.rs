@@ -8,6 +8,7 @@ macro_rules! modifiers {
         pub enum $name { $($(#[doc = $doc])? $value),* }
 
         impl $name {
+            /// Its values by their names.
             pub const NAMES: &'static [(&'static str, $name)] = &[$($(($text, $name::$value)),+),*];
         }
     };

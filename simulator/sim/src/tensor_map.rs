@@ -5,7 +5,7 @@
 //! makes the same record: [`replace`].
 
 use crate::names::modifiers;
-use crate::semantics::misuse::not_modelled;
+use crate::semantics::misuse::{not_modelled, require};
 use crate::semantics::tma::{Bounds, TiledTensor};
 use crate::trap::{Check, Fault, fault};
 use dualgemm_ptx::layout::{Interleave, OutOfBounds, TensorDataType, TensorMap};
@@ -24,6 +24,8 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         let rule = "types copied bit for bit: 0 to 9 and those of 4 and 6 bits";
         return Err(not_modelled("tensor map", "data type", map.data_type as u64, rule));
     }
+    let rule = "a CTA has at most 227 KiB of shared memory";
+    require(map.box_bytes() <= 227 << 10, "tensor map", "bytes of the box", map.box_bytes(), rule)?;
     if map.out_of_bounds == OutOfBounds::Nan {
         return Err(not_modelled("tensor map", "out-of-bound fill", 1, "zero fill"));
     }

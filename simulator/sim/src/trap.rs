@@ -4,93 +4,79 @@
 //! happened and makes it a [`Trap`]. The text of a trap is part of the crate's contract: tests keep it as golden
 //! files, so messages name things by kernel, PTX line, CTA, warp and lane, never by time or host address.
 
+use crate::names::modifiers;
 use crate::program::Kernel;
 use std::fmt;
 
-/// The rule that was broken, one per checker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Check {
-    /// Two unordered accesses, at least one of them a write.
-    Race,
-    /// A read of memory or a register that nothing wrote.
-    Uninit,
-    /// An access outside every allocation.
-    Bounds,
-    /// An access that is not aligned to its size.
-    Align,
-    /// Misuse of an mbarrier.
-    Mbarrier,
-    /// Misuse of a CTA, cluster or warp barrier.
-    Barrier,
-    /// Nothing can make progress any more.
-    Deadlock,
-    /// A generic-proxy write that an async-proxy access may not see.
-    Proxy,
-    /// Registers of an unfinished `wgmma` or `tcgen05.ld` touched, or a missing `wgmma.fence`.
-    InFlight,
-    /// Misuse of tensor memory.
-    Tmem,
-    /// `setmaxnreg` values that do not fit.
-    Registers,
-    /// Exit while asynchronous work is pending.
-    Pending,
-    /// An operand value that the instruction does not allow.
-    Illegal,
-    /// `trap`, `brkpt` or a failed device-side assertion.
-    Explicit,
-    /// More instructions than the configured limit.
-    Limit,
-    /// The host stopped the launch ([`Progress::stop`](crate::Progress::stop)): nothing is known to be wrong.
-    Stopped,
+modifiers! {
+    /// The rule that was broken, one per checker.
+    #[non_exhaustive]
+    Check {
+        /// Two unordered accesses, at least one of them a write.
+        Race "data race",
+        /// A read of memory or a register that nothing wrote.
+        Uninit "uninitialized read",
+        /// An access outside every allocation.
+        Bounds "out of bounds",
+        /// An access that is not aligned to its size.
+        Align "misaligned access",
+        /// Misuse of an mbarrier.
+        Mbarrier "mbarrier misuse",
+        /// Misuse of a CTA, cluster or warp barrier.
+        Barrier "barrier misuse",
+        /// Nothing can make progress any more.
+        Deadlock "deadlock",
+        /// A generic-proxy write that an async-proxy access may not see.
+        Proxy "missing proxy fence",
+        /// Registers of an unfinished `wgmma` or `tcgen05.ld` touched, or a missing `wgmma.fence`.
+        InFlight "registers in flight",
+        /// Misuse of tensor memory.
+        Tmem "tensor memory misuse",
+        /// `setmaxnreg` values that do not fit.
+        Registers "register reallocation",
+        /// Exit while asynchronous work is pending.
+        Pending "exit with pending work",
+        /// An operand value that the instruction does not allow.
+        Illegal "illegal operand",
+        /// `trap`, `brkpt` or a failed device-side assertion.
+        Explicit "trap",
+        /// More instructions than the configured limit.
+        Limit "instruction limit",
+        /// The host stopped the launch ([`Progress::stop`](crate::Progress::stop)): nothing is known to be wrong.
+        Stopped "stopped",
+    }
 }
 
 impl Check {
     /// The name used in messages and in `tests/fail/<name>/`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Check::Race => "data race",
-            Check::Uninit => "uninitialized read",
-            Check::Bounds => "out of bounds",
-            Check::Align => "misaligned access",
-            Check::Mbarrier => "mbarrier misuse",
-            Check::Barrier => "barrier misuse",
-            Check::Deadlock => "deadlock",
-            Check::Proxy => "missing proxy fence",
-            Check::InFlight => "registers in flight",
-            Check::Tmem => "tensor memory misuse",
-            Check::Registers => "register reallocation",
-            Check::Pending => "exit with pending work",
-            Check::Illegal => "illegal operand",
-            Check::Explicit => "trap",
-            Check::Limit => "instruction limit",
-            Check::Stopped => "stopped",
-        }
+    pub fn name(self) -> &'static str {
+        Check::NAMES.iter().find(|(_, check)| *check == self).map_or("", |(name, _)| name)
     }
 }
 
-/// The other side of a conflict, or one of the parties of a deadlock.
+/// The other side of a conflict, or one of the parties of a deadlock. Its instruction is a number in the kernel until the
+/// place is known, then a [`Site`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Party {
+pub struct Party<Instruction = Site> {
     /// What it did, e.g. "earlier write".
     pub role: String,
     /// Its instruction; `None` if it is no instruction (the host).
-    pub pc: Option<u32>,
+    pub site: Option<Instruction>,
     /// Which CTA of the grid.
     pub cta: Option<[u32; 3]>,
     /// Which warp of the CTA.
     pub warp: Option<u32>,
 }
 
-impl Party {
+impl Party<u32> {
     /// Who executed that instruction.
-    pub fn new(role: impl Into<String>, pc: impl Into<Option<u32>>) -> Party {
-        Party { role: role.into(), pc: pc.into(), cta: None, warp: None }
+    pub fn new(role: impl Into<String>, pc: impl Into<Option<u32>>) -> Party<u32> {
+        Party { role: role.into(), site: pc.into(), cta: None, warp: None }
     }
 
     /// The same, of this CTA and warp.
     #[must_use]
-    pub fn of(self, (cta, warp): ([u32; 3], Option<u32>)) -> Party {
+    pub fn of(self, (cta, warp): ([u32; 3], Option<u32>)) -> Party<u32> {
         Party { cta: Some(cta), warp, ..self }
     }
 }
@@ -126,7 +112,7 @@ pub struct Fault {
     /// Address and state space, e.g. `shared 0x410`.
     pub address: Option<String>,
     /// The other parties.
-    pub others: Vec<Party>,
+    pub others: Vec<Party<u32>>,
     /// How to mend it.
     pub help: Option<&'static str>,
 }
@@ -161,7 +147,7 @@ impl Fault {
 
     /// Adds a party.
     #[must_use]
-    pub fn party(mut self, party: Party) -> Fault {
+    pub fn party(mut self, party: Party<u32>) -> Fault {
         self.others.push(party);
         self
     }
@@ -179,7 +165,7 @@ impl Fault {
         let Fault { check, message, lane, address, others, help } = self;
         let Spot { pc, asynchronous, cta, cluster_rank, warp } = spot;
         let other =
-            |p: Party| TrapParty { role: p.role, site: p.pc.and_then(site), cta: p.cta, warp: p.warp };
+            |p: Party<u32>| Party { role: p.role, site: p.site.and_then(site), cta: p.cta, warp: p.warp };
         Box::new(Trap {
             kernel: kernel.name.clone(),
             site: pc.and_then(site),
@@ -212,19 +198,6 @@ impl fmt::Display for Site {
     }
 }
 
-/// One more party of a trap, with its instruction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TrapParty {
-    /// What it did.
-    pub role: String,
-    /// Its instruction.
-    pub site: Option<Site>,
-    /// Its CTA.
-    pub cta: Option<[u32; 3]>,
-    /// Its warp.
-    pub warp: Option<u32>,
-}
-
 /// A simulated fault with everything known about it. `Display` gives the full message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trap {
@@ -249,7 +222,7 @@ pub struct Trap {
     /// The address concerned.
     pub address: Option<String>,
     /// The other parties.
-    pub others: Vec<TrapParty>,
+    pub others: Vec<Party>,
     /// How to mend it.
     pub help: Option<&'static str>,
 }

@@ -51,6 +51,30 @@ fn a_register_may_have_the_name_of_the_kernel() {
 }
 
 #[test]
+fn shared_variables_of_one_name_in_two_scopes_are_two_exact() {
+    let gpu = Gpu::new(Config::default());
+    let scope = |size, at| {
+        format!("{{ .shared .b32 x[{size}]; .reg .b32 r; mov.u32 r, x; st.global.u32 [out+{at}], r; }}")
+    };
+    let text = format!(
+        ".version 8.0 .target sm_80 .address_size 64
+         .visible .entry k(.param .u64 out_) {{ .reg .b64 out; ld.param.u64 out, [out_]; {} {} ret; }}",
+        scope(4, 0),
+        scope(64, 4)
+    );
+    let kernel = gpu.function(gpu.load(&text).unwrap(), "k").unwrap();
+    let out = gpu.alloc(8).unwrap();
+    // SAFETY: the device is simulated and fails a launch that leaves its memory.
+    unsafe { gpu.launch(&LaunchSpec::new(kernel, [1, 1, 1], [1, 1, 1]).args(Args::new().ptr(out))) }.unwrap();
+    let mut bytes = [0; 8];
+    gpu.copy_from(&mut bytes, out).unwrap();
+    assert_eq!(
+        [bytes[..4].try_into(), bytes[4..].try_into()].map(|b| u32::from_le_bytes(b.unwrap())),
+        [1024, 1040]
+    );
+}
+
+#[test]
 fn an_unknown_instruction_is_named_with_its_line_exact() {
     let gpu = Gpu::new(Config::default());
     let text = SAXPY.replace("fma.rn.f32 f4, f1, f2, f3;", "wobble.rn.f32 f4, f1;");

@@ -55,15 +55,21 @@ fn read(case: &mut Case, text: &str) -> Result<(), String> {
         }
         "out" => {
             let ty = typename(&mut words)?;
-            let data = Data { ty, generator: "zero".into(), seed: 0, count: number(&mut words)? };
-            compared(data, &mut words)?
+            let count = count(&ty, &mut words)?;
+            compared(Data { ty, generator: "zero".into(), seed: 0, count }, &mut words)?
         }
         "bytes" => Argument::Bytes(data(&mut words)?),
         "u32" => Argument::U32(number(&mut words)?),
         "map" => map(&mut words)?,
         _ => return Err(format!("`{kind}` is no kind of line")),
     };
-    case.launches.last_mut().ok_or("an argument before any `launch`")?.arguments.push(argument);
+    let arguments = &mut case.launches.last_mut().ok_or("an argument before any `launch`")?.arguments;
+    if let Argument::Map { buffer, .. } = argument
+        && !matches!(arguments.get(buffer), Some(Argument::Buffer(_)))
+    {
+        return Err(format!("a map of argument {buffer}, which is no buffer before it"));
+    }
+    arguments.push(argument);
     Ok(())
 }
 
@@ -83,7 +89,18 @@ fn data(words: &mut SplitWhitespace<'_>) -> Result<Data, String> {
     if !GENERATORS.iter().any(|(name, _)| *name == generator) {
         return Err(format!("`{generator}` is no generator"));
     }
-    Ok(Data { ty, generator, seed: number(words)?, count: number(words)? })
+    Ok(Data { seed: number(words)?, count: count(&ty, words)?, ty, generator })
+}
+
+/// Bytes of a buffer.
+const MOST: usize = 1 << 30;
+
+fn count(ty: &str, words: &mut SplitWhitespace<'_>) -> Result<usize, String> {
+    let count: usize = number(words)?;
+    match count.checked_mul(size(ty).unwrap_or(1)) {
+        Some(bytes) if bytes <= MOST => Ok(count),
+        _ => Err(format!("{count} elements of {ty}: a buffer has at most {MOST} bytes")),
+    }
 }
 
 /// `= #hash`, then `within ulp absolute` or nothing.

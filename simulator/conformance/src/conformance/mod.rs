@@ -195,7 +195,7 @@ fn run_launch(
             Argument::Bytes(data) => args.bytes(&data.bytes(), 16),
             Argument::U32(value) => args.u32(*value),
             Argument::Map { buffer, map } => {
-                let address = buffers[*buffer].0 + map.address;
+                let address = buffers[*buffer].0.wrapping_add(map.address);
                 args.tensor_map(device.tensor_map(&TensorMap { address, ..map.clone() })?)
             }
         };

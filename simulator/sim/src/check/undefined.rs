@@ -1,5 +1,6 @@
 //! Undefined values: where one came from, and which bytes of memory hold one.
 
+use crate::memory::Place;
 use crate::program::Reg;
 use std::collections::BTreeMap;
 
@@ -13,8 +14,12 @@ pub enum Source {
         rank: u32,
         offset: u32,
     },
+    /// A byte of local memory or of the parameters of a function.
+    Thread(Place),
     /// What `shfl` takes from a lane that does not take part.
     Lane(u32),
+    /// The quotient or remainder of an integer division by zero.
+    Division,
 }
 
 /// Where an undefined value came from.
@@ -33,6 +38,13 @@ pub struct Hole {
     pub bytes: u32,
     /// Of the first.
     pub origin: Origin,
+}
+
+impl Hole {
+    /// The bit of a byte. Only a tensor map has more than 32. None of its bytes may be undefined, so that the rest shares a bit.
+    pub fn bit(byte: u32) -> u32 {
+        1 << byte.min(31)
+    }
 }
 
 /// Bytes of a memory in which a store left an undefined value. Mostly there are none.
@@ -54,8 +66,7 @@ impl Holes {
         }
         let mut found = self.0.range(at..at + len);
         let (&first, &origin) = found.next()?;
-        // Accesses by threads are of 32 bytes at most; of longer ones only the first byte is asked for.
-        let bit = |at_byte: u64| 1u32.checked_shl((at_byte - at) as u32).unwrap_or(0);
+        let bit = |byte: u64| Hole::bit((byte - at) as u32);
         Some(Hole { bytes: found.fold(bit(first), |bytes, (&b, _)| bytes | bit(b)), origin })
     }
 

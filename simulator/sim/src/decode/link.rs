@@ -20,6 +20,15 @@ use std::collections::{BTreeSet, HashMap};
 /// Where a module's global and constant variables lie.
 pub type Symbols = HashMap<Name, (Space, u64)>;
 
+/// Bytes that ptxas gives at most to static shared memory, the parameters of a kernel, and the local memory of a thread.
+const SHARED_LIMIT: u32 = 48 << 10;
+const PARAM_LIMIT: u32 = 32764;
+const LOCAL_LIMIT: u32 = 512 << 10;
+/// Bytes of the constant variables of a module.
+pub const CONST_LIMIT: u32 = 64 << 10;
+/// Registers that a kernel may declare, with those of the functions that it calls. Compilers declare some ten thousand.
+const REGISTER_LIMIT: u32 = 1 << 18;
+
 /// Decodes a kernel of a module whose variables lie at `symbols`.
 pub fn kernel(
     module: &Module,
@@ -28,10 +37,10 @@ pub fn kernel(
     generation: Generation,
 ) -> Decoded<Kernel> {
     let mut linker = Linker {
-        kernel: Kernel::new(entry.name.to_string(), generation),
+        kernel: Kernel { name: entry.name.to_string(), generation, ..Kernel::default() },
         names: Names::default(),
         opcodes: HashMap::new(),
-        line: entry.line.0,
+        shared: HashMap::new(),
     };
     let reached = reach(module, entry)?;
     linker.names.push();
@@ -48,7 +57,11 @@ pub fn kernel(
     }
     linker.shared(module, entry, &reached)?;
     linker.names.push();
-    linker.parameters(entry)?;
+    for v in &entry.params {
+        let (offset, bytes) = lay_out(&mut linker.kernel.param_bytes, PARAM_LIMIT, v)?;
+        linker.kernel.params.push(Param { name: v.name.to_string(), offset, bytes });
+        linker.names.declare(v.name.clone(), Symbol::Memory(Space::Param, offset.into()));
+    }
     linker.function(entry)?;
     linker.names.pop();
     for f in &reached {
@@ -56,9 +69,22 @@ pub fn kernel(
         linker.device_function(f, pointers.get(&f.name).copied().unwrap_or_default())?;
         linker.names.pop();
     }
-    // Entries are known only now: calls were decoded by index.
     linker.directives(entry);
     Ok(linker.kernel)
+}
+
+/// Offset and size of a variable behind the `used` bytes of a memory that has `limit`.
+pub fn lay_out(used: &mut u32, limit: u32, v: &Variable) -> Decoded<(u32, u32)> {
+    let refused = |reason: String| Error::refused(v.line.0, &v.name, reason);
+    let bytes = v.bytes().ok_or_else(|| refused("its size is not known".into()))?;
+    let at = u64::from(*used).next_multiple_of(v.alignment().max(1).into());
+    let end = at.saturating_add(bytes);
+    if end > limit.into() {
+        let what = "bytes are more than a kernel can have there";
+        return Err(refused(format!("with it, {end} {what}, {limit}")));
+    }
+    *used = end as u32;
+    Ok((at as u32, bytes as u32))
 }
 
 /// What pointers to the device functions of a module hold, the same in all its kernels.
@@ -101,45 +127,48 @@ fn mentioned(f: &Function) -> BTreeSet<Name> {
 
 /// Device functions that `entry` reaches, in order of discovery.
 fn reach<'m>(module: &'m Module, entry: &'m Function) -> Decoded<Vec<&'m Function>> {
-    fn visit<'m>(
-        module: &'m Module,
-        f: &'m Function,
-        path: &mut Vec<Name>,
-        out: &mut Vec<&'m Function>,
-    ) -> Decoded<()> {
-        // Only calls count: a register may have the name of a function.
-        let called = |name: &Name| {
-            let calls = f.instructions().filter(|i| i.root == "call");
-            calls.flat_map(|i| &i.operands).any(|o| matches!(o, Operand::Ident(n) if n == name))
-        };
-        let device = |c: &&Function| c.kind == FunctionKind::Device && c.body.is_some();
-        for callee in module.functions().filter(device).filter(|c| called(&c.name)) {
-            if path.contains(&callee.name) {
-                return Err(Error::refused(
-                    callee.line.0,
-                    &callee.name,
-                    "it calls itself, directly or not: the simulator runs no recursion",
-                ));
+    let device = module.functions().filter(|f| f.kind == FunctionKind::Device && f.body.is_some());
+    let device: Vec<&Function> = device.collect();
+    let by_name: HashMap<&Name, &Function> = device.iter().map(|f| (&f.name, *f)).collect();
+    // Only calls count: a register may have the name of a function.
+    let callees = |f: &'m Function| -> Vec<&'m Function> {
+        let operands = f.instructions().filter(|i| i.root == "call").flat_map(|i| &i.operands);
+        let named = operands.filter_map(|o| if let Operand::Ident(n) = o { by_name.get(n) } else { None });
+        named.copied().collect()
+    };
+    let mut out: Vec<&Function> = Vec::new();
+    // Whether a function is on the path that is being followed.
+    let mut open: HashMap<&Name, bool> = HashMap::new();
+    let mut roots = vec![entry];
+    let mut pointers = false;
+    while let Some(root) = roots.pop() {
+        let mut path = vec![(root, callees(root))];
+        open.insert(&root.name, true);
+        while let Some((f, left)) = path.last_mut() {
+            let Some(callee) = left.pop() else {
+                open.insert(&f.name, false);
+                path.pop();
+                continue;
+            };
+            match open.get(&callee.name) {
+                Some(true) => {
+                    let reason = "it calls itself, directly or not: the simulator runs no recursion";
+                    return Err(Error::refused(callee.line.0, &callee.name, reason));
+                }
+                Some(false) => {}
+                None => {
+                    out.push(callee);
+                    open.insert(&callee.name, true);
+                    path.push((callee, callees(callee)));
+                }
             }
-            if !out.iter().any(|o| o.name == callee.name) {
-                out.push(callee);
-            }
-            path.push(callee.name.clone());
-            visit(module, callee, path, out)?;
-            path.pop();
         }
-        Ok(())
-    }
-    let mut out = Vec::new();
-    visit(module, entry, &mut vec![entry.name.clone()], &mut out)?;
-    if calls_pointers(module, entry) || out.iter().any(|f| calls_pointers(module, f)) {
         // A pointer may name any of them.
-        let device = |f: &&Function| f.kind == FunctionKind::Device && f.body.is_some();
-        for f in module.functions().filter(device) {
-            if !out.iter().any(|o| o.name == f.name) {
-                out.push(f);
-            }
-            visit(module, f, &mut vec![f.name.clone()], &mut out)?;
+        if roots.is_empty() && !pointers && out.iter().chain([&entry]).any(|f| calls_pointers(module, f)) {
+            pointers = true;
+            let others: Vec<_> = device.iter().filter(|f| !open.contains_key(&f.name)).copied().collect();
+            out.extend(&others);
+            roots = others;
         }
     }
     Ok(out)
@@ -149,21 +178,11 @@ struct Linker {
     kernel: Kernel,
     names: Names,
     opcodes: HashMap<String, u16>,
-    line: u32,
-}
-
-fn align(at: u32, to: u32) -> u32 {
-    at.next_multiple_of(to.max(1))
+    /// Offsets of the shared variables that functions declare, which may have one name in several scopes.
+    shared: HashMap<*const Variable, u32>,
 }
 
 impl Linker {
-    fn size(&self, v: &Variable) -> Decoded<u32> {
-        match v.bytes() {
-            Some(n) if n <= u64::from(u32::MAX) => Ok(n as u32),
-            _ => Err(Error::refused(v.line.0, &v.name, "its size is not known, or not below 4 GiB")),
-        }
-    }
-
     /// Lays out static shared variables that are used, then the start of dynamic shared memory.
     fn shared(&mut self, module: &Module, entry: &Function, reached: &[&Function]) -> Decoded<()> {
         let mut used = mentioned(entry);
@@ -174,24 +193,28 @@ impl Linker {
         let (dynamic, fixed): (Vec<_>, Vec<_>) =
             module.variables().filter(is_shared).partition(|v| v.bytes().is_none_or(|n| n == 0));
         for v in fixed {
-            self.shared_variable(v)?;
+            let at = self.shared_variable(v)?;
+            self.names.declare(v.name.clone(), Symbol::Shared(at));
         }
         for f in std::iter::once(&entry).chain(reached) {
             self.shared_in(f.body.as_deref().unwrap_or_default())?;
         }
         let to = dynamic.iter().map(|v| v.alignment()).max().unwrap_or(16).max(16);
-        self.kernel.dynamic_offset = align(self.kernel.static_shared, to);
+        self.kernel.dynamic_offset = self.kernel.static_shared.next_multiple_of(to);
         for v in dynamic {
             self.names.declare(v.name.clone(), Symbol::Shared(SHARED_RESERVED + self.kernel.dynamic_offset));
         }
         Ok(())
     }
 
-    /// Shared variables declared inside functions are static as well; their names are declared again in scope.
+    /// Shared variables declared inside functions are static as well.
     fn shared_in(&mut self, body: &[Statement]) -> Decoded<()> {
         for s in body {
             match s {
-                Statement::Variable(v) if v.space == VarSpace::Shared => self.shared_variable(v)?,
+                Statement::Variable(v) if v.space == VarSpace::Shared => {
+                    let at = self.shared_variable(v)?;
+                    self.shared.insert(v, at);
+                }
                 Statement::Block(inner) => self.shared_in(inner)?,
                 _ => {}
             }
@@ -199,31 +222,16 @@ impl Linker {
         Ok(())
     }
 
-    fn shared_variable(&mut self, v: &Variable) -> Decoded<()> {
-        let bytes = self.size(v)?;
-        let at = align(self.kernel.static_shared, v.alignment());
-        self.kernel.static_shared = at + bytes;
+    /// The address of one more shared variable.
+    fn shared_variable(&mut self, v: &Variable) -> Decoded<u32> {
+        let (at, bytes) = lay_out(&mut self.kernel.static_shared, SHARED_LIMIT, v)?;
         self.kernel.shared_variables.push((v.name.to_string(), at, bytes));
-        self.names.declare(v.name.clone(), Symbol::Shared(SHARED_RESERVED + at));
-        Ok(())
-    }
-
-    fn parameters(&mut self, entry: &Function) -> Decoded<()> {
-        for v in &entry.params {
-            let bytes = self.size(v)?;
-            let offset = align(self.kernel.param_bytes, v.alignment());
-            self.kernel.param_bytes = offset + bytes;
-            self.kernel.params.push(Param { name: v.name.to_string(), offset, bytes });
-            self.names.declare(v.name.clone(), Symbol::Memory(Space::Param, offset.into()));
-        }
-        Ok(())
+        Ok(SHARED_RESERVED + at)
     }
 
     fn func_param(&mut self, v: &Variable) -> Decoded<(u32, u32)> {
-        let bytes = self.size(v)?;
-        let at = align(self.kernel.func_param_bytes, v.alignment());
-        self.kernel.func_param_bytes = at + bytes;
-        self.names.declare(v.name.clone(), Symbol::Memory(Space::FuncParam, at.into()));
+        let (at, bytes) = lay_out(&mut self.kernel.func_param_bytes, LOCAL_LIMIT, v)?;
+        self.names.declare(v.name.clone(), Symbol::FuncParam { at, bytes });
         Ok((at, bytes))
     }
 
@@ -249,7 +257,6 @@ impl Linker {
         let start = self.kernel.code.len();
         self.block(f.body.as_deref().unwrap_or_default())?;
         // Falling off the end returns.
-        self.line = f.line.0;
         let ret = Instruction {
             line: f.line,
             guard: None,
@@ -271,7 +278,7 @@ impl Linker {
                 Statement::Label(_, name) => self.names.declare(name.clone(), Symbol::Label(pc)),
                 Statement::Instruction(_) => pc += 1,
                 Statement::Block(inner) => pc += count(inner),
-                Statement::Reg(decl) => self.registers(decl),
+                Statement::Reg(decl) => self.registers(decl)?,
                 Statement::Variable(v) => self.variable(v)?,
                 Statement::BranchTargets(name, list) => {
                     self.names.declare(name.clone(), Symbol::Targets(list.clone()));
@@ -293,8 +300,14 @@ impl Linker {
         Ok(())
     }
 
-    fn registers(&mut self, decl: &RegDecl) {
+    fn registers(&mut self, decl: &RegDecl) -> Decoded<()> {
         for (name, count) in &decl.names {
+            let more = count.unwrap_or(u32::from(decl.vector.unwrap_or(1)));
+            let declared: u32 = self.kernel.rows.iter().sum();
+            if more > REGISTER_LIMIT - declared.min(REGISTER_LIMIT) {
+                let reason = format!("a kernel can declare {REGISTER_LIMIT} registers here");
+                return Err(Error::refused(decl.line.0, name, reason));
+            }
             match (count, decl.vector) {
                 (Some(n), _) => (0..*n).for_each(|i| self.register(format!("{name}{i}"), decl.ty)),
                 (None, Some(n)) => ["x", "y", "z", "w"]
@@ -304,6 +317,7 @@ impl Linker {
                 (None, None) => self.register(name.to_string(), decl.ty),
             }
         }
+        Ok(())
     }
 
     fn register(&mut self, name: String, ty: Type) {
@@ -320,25 +334,23 @@ impl Linker {
     }
 
     fn variable(&mut self, v: &Variable) -> Decoded<()> {
-        match v.space {
-            VarSpace::Shared => {
-                let found = self.kernel.shared_variables.iter().find(|(n, ..)| v.name == n.as_str());
-                let at = found.map_or(0, |(_, at, _)| *at);
-                self.names.declare(v.name.clone(), Symbol::Shared(SHARED_RESERVED + at));
-                Ok(())
-            }
+        let symbol = match v.space {
+            VarSpace::Shared => Symbol::Shared(self.shared[&std::ptr::from_ref(v)]),
             VarSpace::Local => {
-                let bytes = self.size(v)?;
-                let at = align(self.kernel.local_bytes, v.alignment());
-                self.kernel.local_bytes = at + bytes;
-                self.names.declare(v.name.clone(), Symbol::Memory(Space::Local, at.into()));
-                Ok(())
+                let (at, _) = lay_out(&mut self.kernel.local_bytes, LOCAL_LIMIT, v)?;
+                Symbol::Memory(Space::Local, at.into())
             }
-            VarSpace::Param => self.func_param(v).map(|_| ()),
+            VarSpace::Param => return self.func_param(v).map(|_| ()),
             other => {
-                Err(Error::refused(v.line.0, &v.name, format!("a .{other} variable belongs at module scope")))
+                return Err(Error::refused(
+                    v.line.0,
+                    &v.name,
+                    format!("a .{other} variable belongs at module scope"),
+                ));
             }
-        }
+        };
+        self.names.declare(v.name.clone(), symbol);
+        Ok(())
     }
 
     fn instruction(&mut self, ast: &Instruction) -> Decoded<()> {
@@ -398,19 +410,19 @@ fn count(body: &[Statement]) -> u32 {
         .sum()
 }
 
-/// The bytes a module variable starts with. `symbols` gives the addresses that initializers mention.
+/// The first bytes of a module variable; zeros follow. `symbols` gives the addresses that initializers mention.
 pub fn initial_bytes(v: &Variable, symbols: &Symbols) -> Decoded<Vec<u8>> {
+    let mut bytes = Vec::new();
     let error = |reason: String| Error::refused(v.line.0, &v.name, reason);
-    let total = v.bytes().ok_or_else(|| error("its size is not known".into()))? as usize;
-    let mut bytes = Vec::with_capacity(total);
     if let Some(init) = &v.init {
         fill(init, v.ty, symbols, &mut bytes).map_err(error)?;
     }
-    if bytes.len() > total {
-        return Err(error(format!("its initializer has {} bytes, the variable {total}", bytes.len())));
+    match v.bytes() {
+        Some(total) if bytes.len() as u64 > total => {
+            Err(error(format!("its initializer has {} bytes, the variable {total}", bytes.len())))
+        }
+        _ => Ok(bytes),
     }
-    bytes.resize(total, 0);
-    Ok(bytes)
 }
 
 fn fill(init: &Init, ty: Type, symbols: &Symbols, out: &mut Vec<u8>) -> Result<(), String> {

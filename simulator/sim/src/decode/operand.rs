@@ -16,6 +16,11 @@ pub enum Symbol {
     Shared(u32),
     /// A variable of another space: its address there.
     Memory(Space, u64),
+    /// A parameter or result of a device function, in the thread's memory for them.
+    FuncParam {
+        at: u32,
+        bytes: u32,
+    },
     /// A device function: its index among the kernel's callees.
     Function {
         /// Its index among the functions that the kernel reaches.
@@ -68,15 +73,12 @@ pub struct Addr {
 /// A special register; `%envreg` and `%pm` have numbers, and every `.w` is zero.
 fn special(name: &str) -> Option<Src> {
     let (base, component) = match name.rsplit_once('.') {
-        Some((base, "x")) => (base, 0),
-        Some((base, "y")) => (base, 1),
-        Some((base, "z")) => (base, 2),
-        Some((_, "w")) => ("%current_graph_exec", 0),
-        _ => (name, 0),
+        Some((base, letter)) => (base, ["x", "y", "z", "w"].iter().position(|c| *c == letter)?),
+        None => (name, 0),
     };
     let numbered = ["%envreg", "%pm"].into_iter().find(|prefix| base.starts_with(prefix));
     let row = SPECIALS.iter().position(|(name, _)| *name == numbered.unwrap_or(base))?;
-    Some(Src::Special(row as u8, component))
+    Some(if component == 3 { Src::Imm(0) } else { Src::Special(row as u8, component as u8) })
 }
 
 /// The untyped type of a width.
@@ -121,6 +123,7 @@ impl Ins<'_> {
             Some(Symbol::Reg(reg)) => Ok(Src::Reg(*reg)),
             Some(Symbol::Shared(at)) => Ok(Src::Shared(at.wrapping_add(offset as u32))),
             Some(Symbol::Memory(_, at)) => Ok(Src::Imm(at.wrapping_add(offset as u64))),
+            Some(Symbol::FuncParam { at, .. }) => Ok(Src::Imm(u64::from(*at).wrapping_add(offset as u64))),
             Some(Symbol::Function { address, .. }) => Ok(Src::Imm(*address)),
             Some(_) => self.error(format!("`{name}` is not a value that a register can hold here")),
             None => match special(name) {
@@ -208,9 +211,9 @@ impl Ins<'_> {
 
     /// Operand `i` as a constant.
     pub fn constant(&self, i: usize) -> Decoded<u32> {
-        match self.src(i, Type::U32)? {
-            Src::Imm(n) => Ok(n as u32),
-            _ => self.error(format!("operand {} must be a constant", i + 1)),
+        match self.src(i, Type::U64)? {
+            Src::Imm(n) if n <= u32::MAX.into() => Ok(n as u32),
+            _ => self.error(format!("operand {} must be a constant of 32 bits", i + 1)),
         }
     }
 
@@ -250,15 +253,16 @@ impl Ins<'_> {
             }
             Some(Symbol::Shared(at)) => Addr { base: Src::Shared(*at), offset, space },
             Some(Symbol::Memory(own, at)) => {
-                let compatible = space == *own
-                    || space == Space::Param && *own == Space::FuncParam
-                    || space == Space::Generic && *own == Space::Global;
+                let compatible = space == *own || space == Space::Generic && *own == Space::Global;
                 if !compatible {
                     return self.error(format!("`{name}` is a {own} variable, but the access is {space}"));
                 }
                 Addr { base: Src::Imm(*at), offset, space: *own }
             }
-            Some(_) => return self.error(format!("`{name}` is not an address")),
+            Some(Symbol::FuncParam { at, .. }) if space == Space::Param => {
+                Addr { base: Src::Imm((*at).into()), offset, space: Space::FuncParam }
+            }
+            Some(_) => return self.error(format!("`{name}` is not an address in {space} memory")),
             None => return self.undeclared(name),
         })
     }

@@ -11,6 +11,7 @@ use crate::check::pages::PAGE;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{Access, Conflict, Look};
 use crate::check::undefined::Hole;
+use crate::memory::local::Local;
 use crate::memory::{self, outside};
 
 impl Agent {
@@ -133,7 +134,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Who has made an access.
-    pub(super) fn earlier(&self, a: Access) -> Party {
+    pub(super) fn earlier(&self, a: Access) -> Party<u32> {
         Party::new(format!("earlier {}", a.kind.noun()), a.pc).of(self.places.of(a.actor))
     }
 
@@ -214,6 +215,14 @@ impl<'a> Cluster<'a> {
         self.read_at(at, out)
     }
 
+    /// As many bytes as an asynchronous operation reads, once they are known to be there.
+    pub fn async_bytes(&mut self, at: Place, len: u32, agent: &Agent) -> Result<Vec<u8>> {
+        self.touch(at, len as usize, Kind::PROXY_READ, agent.who())?;
+        let mut bytes = vec![0; len as usize];
+        self.read_at(at, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// Writes for an asynchronous operation.
     pub fn async_write(&mut self, at: Place, src: &[u8], agent: &Agent) -> Result<()> {
         self.touch(at, src.len(), Kind::PROXY_WRITE, agent.who())?;
@@ -244,7 +253,7 @@ impl Cx<'_, '_> {
     }
 
     /// A place that `space` may name from this CTA.
-    fn allowed(&self, space: Space, address: u64, lane: usize) -> Result<Place> {
+    pub(super) fn allowed(&self, space: Space, address: u64, lane: usize) -> Result<Place> {
         let p = place(space, address);
         if let Place::Shared { rank, .. } = p
             && space == Space::SharedCta
@@ -260,6 +269,11 @@ impl Cx<'_, '_> {
             .help("use .shared::cluster for the memory of another CTA"));
         }
         Ok(p)
+    }
+
+    /// The memory of the thread alone that a place is in.
+    fn own_memory(&mut self, at: Place) -> &mut Local {
+        if matches!(at, Place::Local(_)) { &mut self.w.local } else { &mut self.w.func_params }
     }
 
     pub fn read_lane(
@@ -323,13 +337,11 @@ impl Cx<'_, '_> {
                 self.cl.read_at(at, out)?;
                 return Ok(hole);
             }
-            Place::Local(o) => {
-                out.copy_from_slice(self.w.local.slice(lane, o, n, at)?);
-                return Ok(self.w.local.hole(lane, o, n));
-            }
-            Place::FuncParam(o) => {
-                out.copy_from_slice(self.w.func_params.slice(lane, o, n, at)?);
-                return Ok(self.w.func_params.hole(lane, o, n));
+            Place::Local(o) | Place::FuncParam(o) => {
+                let pc = self.pc;
+                let memory = self.own_memory(at);
+                out.copy_from_slice(memory.slice(lane, o, n, at)?);
+                return Ok(memory.hole(lane, o, n, (at, pc)));
             }
             Place::Const(o) => inside(launch.constant, o, "constant memory", out)?,
             Place::Param(o) => inside(launch.params, o, "the kernel's parameters", out)?,
@@ -368,8 +380,9 @@ impl Cx<'_, '_> {
         }
         self.write(at, lane, kind, src).map_err(|f| f.lane(lane as u32))?;
         match (at, hole) {
-            (Place::Local(o), _) => self.w.local.set_hole(lane, o, src.len(), hole),
-            (Place::FuncParam(o), _) => self.w.func_params.set_hole(lane, o, src.len(), hole),
+            (Place::Local(o) | Place::FuncParam(o), _) => {
+                self.own_memory(at).set_hole(lane, o, src.len(), hole);
+            }
             (Place::Shared { rank, offset }, Some(hole)) => {
                 self.cl.ctas[rank as usize].shared.holes.dig(offset.into(), hole);
             }
@@ -395,12 +408,8 @@ impl Cx<'_, '_> {
                 }
                 self.cl.write_at(at, src)
             }
-            Place::Local(o) => {
-                self.w.local.slice(lane, o, n, at)?.copy_from_slice(src);
-                Ok(())
-            }
-            Place::FuncParam(o) => {
-                self.w.func_params.slice(lane, o, n, at)?.copy_from_slice(src);
+            Place::Local(o) | Place::FuncParam(o) => {
+                self.own_memory(at).slice(lane, o, n, at)?.copy_from_slice(src);
                 Ok(())
             }
             Place::Const(_) | Place::Param(_) => {

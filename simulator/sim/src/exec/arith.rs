@@ -5,7 +5,9 @@
 mod lane;
 
 use super::*;
+use crate::check::undefined::{Origin, Source};
 use crate::decode::operand::untyped;
+use crate::machine::regs::Shadow;
 use crate::names::modifiers;
 use crate::semantics::float::arith::Compare;
 use crate::semantics::float::int::IntType;
@@ -179,8 +181,11 @@ fn two(i: &mut Ins<'_>) -> Decoded {
     };
     let s = sources(i, [ty, second])?;
     let (operands, controls) = s.split_at(if shifts { 1 } else { 2 });
-    let plain = !(sat || relu || packed);
     let f = binary(root, part, (sat, relu, wrap));
+    if matches!(root, "div" | "rem") {
+        return Ok(Op::computes(how, operands, controls, move |cx| divide(cx, (t, f), d, s)));
+    }
+    let plain = !(sat || relu || packed);
     if t.bits == 64 || part == Some(Part::Wide) {
         // An unsigned product of 32 bits is a product of 64 bits.
         let wide = (part == Some(Part::Wide) && ty == Type::U32).then_some(Part::Lo);
@@ -211,6 +216,17 @@ fn two(i: &mut Ins<'_>) -> Decoded {
         };
         cx.w.regs.w32(d, cx.m, &r);
     }))
+}
+
+/// `div` and `rem`, whose result is undefined where the divisor is zero.
+fn divide(cx: &mut Cx<'_, '_>, (t, f): (IntType, fn(IntType, u64, u64) -> u64), d: Dst, s: [Src; 2]) {
+    let [a, b] = s.map(|s| cx.w.regs.r64(s, cx.m));
+    cx.w.regs.w64(d, cx.m, &map2(&a, &b, |x, y| f(t, x, y)));
+    let mut undefined = Shadow::default();
+    for l in lanes(cx.m).filter(|&l| t.value(b[l]) == 0) {
+        undefined.add(l, u128::MAX, Some(Origin { source: Source::Division, pc: cx.pc }));
+    }
+    cx.w.regs.set_shadow(d, cx.m, &undefined);
 }
 
 /// The low 32 bits of three values. Written in place: `map` copies the rows.
@@ -484,6 +500,3 @@ fn sign_select(i: &mut Ins<'_>) -> Decoded {
         cx.w.regs.w64(d, cx.m, &std::array::from_fn(|l| if first(l) { a[l] } else { b[l] }));
     }))
 }
-
-#[cfg(test)]
-mod tests;

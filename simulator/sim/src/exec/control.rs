@@ -110,17 +110,17 @@ fn cluster_launch(i: &mut Ins<'_>) -> Decoded {
     }))
 }
 
-fn offsets(i: &Ins<'_>, operand: Option<&Operand>) -> Decoded<Vec<u32>> {
+/// Offset and size of each parameter of a call.
+fn parameters(i: &Ins<'_>, operand: Option<&Operand>) -> Decoded<Vec<Given>> {
     let Some(Operand::Group(list)) = operand else { return Ok(Vec::new()) };
-    list.iter()
-        .map(|o| match o {
-            Operand::Ident(name) => match i.names.get(name) {
-                Some(Symbol::Memory(Space::FuncParam, at)) => Ok(*at as u32),
-                _ => i.error(format!("`{name}` is not a .param variable, as arguments and results must be")),
-            },
-            _ => i.error("arguments and results must be .param variables"),
-        })
-        .collect()
+    let one = |o: &Operand| match o {
+        Operand::Ident(name) => match i.names.get(name) {
+            Some(Symbol::FuncParam { at, bytes }) => Ok((*at, *bytes)),
+            _ => i.error(format!("`{name}` is not a .param variable, as arguments and results must be")),
+        },
+        _ => i.error("arguments and results must be .param variables"),
+    };
+    list.iter().map(one).collect()
 }
 
 fn call(i: &mut Ins<'_>) -> Decoded {
@@ -128,18 +128,18 @@ fn call(i: &mut Ins<'_>) -> Decoded {
     let operands = &i.ast.operands;
     let first_is_group = matches!(operands.first(), Some(Operand::Group(_)));
     let at = usize::from(first_is_group);
-    let returns = offsets(i, if first_is_group { operands.first() } else { None })?;
-    let args = offsets(i, operands.get(at + 1))?;
+    let returns = parameters(i, if first_is_group { operands.first() } else { None })?;
+    let args = parameters(i, operands.get(at + 1))?;
     let Some(Operand::Ident(name)) = operands.get(at) else { return i.error("needs a function") };
     match i.names.get(name) {
         Some(Symbol::Function { callee, .. }) => {
             let callee = *callee;
-            Ok(Op::of(OpKind::Calls(returns), move |cx| enter(cx, callee, &args)))
+            Ok(Op::of(OpKind::Calls(returns.clone()), move |cx| enter(cx, callee, &args, &returns)))
         }
         // The prototype or the list of targets that follows the arguments tells ptxas what the simulator sees itself.
         Some(Symbol::Reg(_)) => {
             let target = i.src(at, Type::U64)?;
-            Ok(Op::of(OpKind::Calls(returns), move |cx| indirect(cx, target, &args)))
+            Ok(Op::of(OpKind::Calls(returns.clone()), move |cx| indirect(cx, target, &args, &returns)))
         }
         Some(Symbol::Extern(name)) => match name.as_str() {
             "vprintf" => Ok(Op::new(move |cx| vprintf(cx, &args, &returns))),
@@ -158,7 +158,7 @@ fn call(i: &mut Ins<'_>) -> Decoded {
 }
 
 /// Calls the function that a pointer names.
-fn indirect(cx: &mut Cx<'_, '_>, target: Src, args: &[u32]) -> Result {
+fn indirect(cx: &mut Cx<'_, '_>, target: Src, args: &[Given], returns: &[Given]) -> Result {
     let pointers = cx.w.regs.r64(target, cx.m);
     cx.defined()?;
     let first = cx.first_lane();
@@ -176,7 +176,7 @@ fn indirect(cx: &mut Cx<'_, '_>, target: Src, args: &[u32]) -> Result {
         let text = "a function calls itself by a pointer: the simulator runs no recursion";
         return Err(Fault::new(Check::Illegal, text).lane(first));
     }
-    Ok(enter(cx, callee as u32, args))
+    enter(cx, callee as u32, args, returns)
 }
 
 /// `griddepcontrol`: the launches before have ended already, but only who waits knows.
@@ -196,27 +196,38 @@ fn dependency(cx: &mut Cx<'_, '_>, wait: bool) {
 }
 
 /// Enters a function, with its arguments once all lanes of the group do.
-fn enter(cx: &mut Cx<'_, '_>, callee: u32, args: &[u32]) -> Flow {
+fn enter(cx: &mut Cx<'_, '_>, callee: u32, args: &[Given], returns: &[Given]) -> Result {
+    let Callee { params, returns: results, .. } = &cx.cl.launch.kernel.callees[callee as usize];
+    let sizes = |list: &[Given]| list.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>();
+    let alike = |a: &[Given], b: &[Given]| a.iter().map(|(_, n)| n).eq(b.iter().map(|(_, n)| n));
+    if !alike(args, params) || !alike(returns, results) {
+        return Err(fault!(
+            Check::Illegal,
+            "a call with arguments of {:?} bytes and results of {:?}: the function has {:?} and {:?}",
+            sizes(args),
+            sizes(returns),
+            sizes(params),
+            sizes(results)
+        ));
+    }
     if cx.m == cx.g.mask {
-        let params = &cx.cl.launch.kernel.callees[callee as usize].params;
-        for (&from, &(to, bytes)) in args.iter().zip(params) {
-            copy(&mut cx.w.func_params, cx.m, from, to, bytes);
+        for (&(from, _), &to) in args.iter().zip(params) {
+            copy(&mut cx.w.func_params, (cx.m, cx.pc), from, to);
         }
     }
-    Flow::Call(callee)
+    Ok(Flow::Call(callee))
 }
 
-fn copy(memory: &mut Local, m: u32, from: u32, to: u32, bytes: u32) {
+/// Copies a parameter, undefined bytes as well, for the call at `pc`; both lie inside this memory.
+fn copy(memory: &mut Local, (m, pc): (u32, u32), from: u32, (to, bytes): Given) {
     for lane in lanes(m) {
-        let place = Place::FuncParam(from.into());
-        // Offsets were laid out by the linker inside this memory.
-        let Ok(source) = memory.slice(lane, from.into(), bytes as usize, place) else { continue };
-        let source = source.to_vec();
-        if let Ok(target) = memory.slice(lane, to.into(), bytes as usize, place) {
-            target.copy_from_slice(&source);
-            for byte in 0..u64::from(bytes) {
-                let hole = memory.hole(lane, u64::from(from) + byte, 1);
-                memory.set_hole(lane, u64::from(to) + byte, 1, hole);
+        for (from, to) in (u64::from(from)..).zip(u64::from(to)..).take(bytes as usize) {
+            let place = Place::FuncParam(from);
+            let Ok(&mut [byte]) = memory.slice(lane, from, 1, place) else { return };
+            let hole = memory.hole(lane, from, 1, (place, pc));
+            if let Ok(target) = memory.slice(lane, to, 1, place) {
+                target[0] = byte;
+                memory.set_hole(lane, to, 1, hole);
             }
         }
     }
@@ -228,15 +239,15 @@ pub fn return_values(code: &[Inst], callees: &[Callee], w: &mut Warp, call: usiz
     if let OpKind::Calls(returns) = &code[at as usize].op.kind
         && let ScopeKind::Call { callee } = w.scopes[call].kind
     {
-        for (&to, &(from, bytes)) in returns.iter().zip(&callees[callee as usize].returns) {
-            copy(&mut w.func_params, m, from, to, bytes);
+        for (&to, &(from, _)) in returns.iter().zip(&callees[callee as usize].returns) {
+            copy(&mut w.func_params, (m, at), from, to);
         }
     }
 }
 
 /// The pointer that is argument `n`.
-fn param(cx: &mut Cx<'_, '_>, lane: usize, args: &[u32], n: usize) -> Result<u64> {
-    let Some(&at) = args.get(n) else { return Ok(0) };
+fn param(cx: &mut Cx<'_, '_>, lane: usize, args: &[Given], n: usize) -> Result<u64> {
+    let Some(&(at, _)) = args.get(n) else { return Ok(0) };
     let slice = cx.w.func_params.slice(lane, at.into(), 8, Place::FuncParam(at.into()))?;
     Ok(u64::from_le_bytes(std::array::from_fn(|b| slice[b])))
 }
@@ -255,7 +266,12 @@ fn string(cx: &mut Cx<'_, '_>, mut address: u64, lane: usize) -> Result<String> 
     }
 }
 
-fn vprintf(cx: &mut Cx<'_, '_>, args: &[u32], returns: &[u32]) -> Result<()> {
+/// Bytes after which a cluster's output is lost, as a card's is when its buffer is full.
+const PRINTED: usize = 1 << 20;
+/// The widest field that is printed, and the most digits.
+const WIDEST: usize = 4096;
+
+fn vprintf(cx: &mut Cx<'_, '_>, args: &[Given], returns: &[Given]) -> Result<()> {
     for lane in lanes(cx.m) {
         let format = param(cx, lane, args, 0)?;
         let format = string(cx, format, lane)?;
@@ -285,7 +301,7 @@ fn vprintf(cx: &mut Cx<'_, '_>, args: &[u32], returns: &[u32]) -> Result<()> {
                         || spec.contains('z')
                         || "fFeEgGaAsp".contains(end);
                     let size = if wide { 8 } else { 4 };
-                    at = at.next_multiple_of(size);
+                    at = at.wrapping_add(size - 1) & !(size - 1);
                     let mut raw = [0; 8];
                     cx.read_lane(Space::Generic, at, lane, Kind::READ, &mut raw[..size as usize])?;
                     at += size;
@@ -299,10 +315,13 @@ fn vprintf(cx: &mut Cx<'_, '_>, args: &[u32], returns: &[u32]) -> Result<()> {
                 None => {}
             }
         }
-        cx.cl.output.push_str(&out);
-        if let Some(&to) = returns.first() {
+        if cx.cl.output.len() < PRINTED {
+            cx.cl.output.push_str(&out);
+        }
+        if let Some(&(to, _)) = returns.first() {
             let place = Place::FuncParam(to.into());
             cx.w.func_params.slice(lane, to.into(), 4, place)?.copy_from_slice(&1u32.to_le_bytes());
+            cx.w.func_params.set_hole(lane, to.into(), 4, None);
         }
     }
     Ok(())
@@ -314,6 +333,7 @@ fn value(end: char, spec: &str, raw: [u8; 8], wide: bool) -> String {
     let signed = if wide { bits as i64 } else { i64::from(bits as u32 as i32) };
     let precision =
         spec.split_once('.').and_then(|(_, p)| p.trim_end_matches(['l', 'h']).parse::<usize>().ok());
+    let precision = precision.unwrap_or(6).min(WIDEST);
     match end {
         'd' | 'i' => signed.to_string(),
         'u' => bits.to_string(),
@@ -322,8 +342,8 @@ fn value(end: char, spec: &str, raw: [u8; 8], wide: bool) -> String {
         'o' => format!("{bits:o}"),
         'c' => char::from(bits as u8).to_string(),
         'p' => format!("{bits:#x}"),
-        'f' | 'F' => format!("{:.*}", precision.unwrap_or(6), f64::from_bits(bits)),
-        'e' | 'E' => format!("{:.*e}", precision.unwrap_or(6), f64::from_bits(bits)),
+        'f' | 'F' => format!("{:.*}", precision, f64::from_bits(bits)),
+        'e' | 'E' => format!("{:.*e}", precision, f64::from_bits(bits)),
         _ => f64::from_bits(bits).to_string(),
     }
 }
@@ -333,7 +353,7 @@ fn pad(spec: &str, text: String) -> String {
     let digits: String =
         spec.trim_start_matches(['-', '+', ' ', '#']).chars().take_while(char::is_ascii_digit).collect();
     let zero = digits.starts_with('0');
-    let width: usize = digits.parse().unwrap_or(0);
+    let width = digits.parse().unwrap_or(0).min(WIDEST);
     match (left, zero) {
         (true, _) => format!("{text:<width$}"),
         (false, true) => format!("{text:0>width$}"),

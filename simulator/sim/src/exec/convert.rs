@@ -2,13 +2,14 @@
 //! PTX ISA 9.7.9.21 (`cvt`), 9.7.9.1 (`mov`), `cvta`, `isspacep`, `mapa`, `getctarank`.
 
 use super::float::rounding;
+use super::mma::element;
 use super::*;
 use crate::decode::operand::untyped;
 use crate::memory::{RANK_SHIFT, SHARED_WINDOW, from_generic, in_space, to_generic};
+use crate::semantics::element::Element;
 use crate::semantics::float::int::{self, IntRound, IntType};
 use crate::semantics::float::{
-    BF16, Clamp, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, Format, Round, TF32, decode_ue8m0,
-    encode_stochastic, encode_ue8m0,
+    BF16, Clamp, F16, F32, F64, Format, Round, decode_ue8m0, encode_stochastic, encode_ue8m0,
 };
 
 /// One side of a conversion.
@@ -43,42 +44,32 @@ pub struct How {
     pub ftz: bool,
 }
 
-fn narrow(name: &str) -> Option<(Number, u32, u32)> {
-    // (element, bits in the register, elements)
+fn number(name: &str) -> Option<Number> {
     Some(match name {
-        "f16x2" => (Number::Float(F16), 16, 2),
-        "bf16x2" => (Number::Float(BF16), 16, 2),
-        "e4m3x2" => (Number::Float(E4M3), 8, 2),
-        "e5m2x2" => (Number::Float(E5M2), 8, 2),
-        "e2m3x2" => (Number::Float(E2M3), 8, 2),
-        "e3m2x2" => (Number::Float(E3M2), 8, 2),
-        "e2m1x2" => (Number::Float(E2M1), 4, 2),
-        "ue8m0x2" => (Number::Ue8m0, 8, 2),
-        "e4m3x4" => (Number::Float(E4M3), 8, 4),
-        "e5m2x4" => (Number::Float(E5M2), 8, 4),
-        "e2m3x4" => (Number::Float(E2M3), 8, 4),
-        "e3m2x4" => (Number::Float(E3M2), 8, 4),
-        "e2m1x4" => (Number::Float(E2M1), 4, 4),
-        _ => return None,
+        "f32" => Number::Float(F32),
+        "f64" => Number::Float(F64),
+        "ue8m0" => Number::Ue8m0,
+        _ => match element(name).and_then(Element::format) {
+            Some(format) => Number::Float(format),
+            None => {
+                let ty =
+                    Type::from_name(name).filter(|ty| name.starts_with(['u', 's']) && ty.bits() <= 64)?;
+                Number::Int(IntType { bits: ty.bits(), signed: ty.is_signed() })
+            }
+        },
     })
 }
 
-fn single(name: &str) -> Option<(Number, u32, u32)> {
-    let number = match name {
-        "f16" => Number::Float(F16),
-        "bf16" => Number::Float(BF16),
-        "tf32" => Number::Float(TF32),
-        "f32" => Number::Float(F32),
-        "f64" => Number::Float(F64),
-        _ => {
-            let ty = Type::from_name(name)?;
-            if !matches!(name.as_bytes()[0], b'u' | b's') || ty.bits() > 64 {
-                return None;
-            }
-            Number::Int(IntType { bits: ty.bits(), signed: ty.is_signed() })
-        }
+/// A number or several by their PTX name: what they are, the bits that each takes, how many there are.
+fn operand(name: &str) -> Option<(Number, u32, u32)> {
+    let (base, count) = match name.rsplit_once('x') {
+        Some((base, "2")) => (base, 2),
+        Some((base, "4")) => (base, 4),
+        _ => (name, 1),
     };
-    Some((number, number.bits(), 1))
+    let number = number(base)?;
+    let bits = if number.bits() == 6 { 8 } else { number.bits() };
+    Some((number, bits, count))
 }
 
 /// A decoded number: what `cvt` reads.
@@ -253,7 +244,7 @@ fn cvt(i: &mut Ins<'_>) -> Decoded {
     if i.has("pack") {
         return pack(i);
     }
-    let types = i.parse_all(|m| narrow(m).or_else(|| single(m)));
+    let types = i.parse_all(operand);
     let [(to, step, n_to), (from, width, n_from)] = types[..] else {
         return i.error("needs a destination and a source type the simulator converts");
     };

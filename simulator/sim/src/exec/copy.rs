@@ -159,7 +159,7 @@ impl Small {
             }
             cx.aligned_to(to.space, dst[l], bytes.into(), l)?;
             cx.aligned_to(from.space, src[l], bytes.into(), l)?;
-            copies.push((l, place(to.space, dst[l]), src[l], n as usize));
+            copies.push((l, cx.allowed(to.space, dst[l], l)?, src[l], n as usize));
         }
         let agent = cx.agent_of_each();
         let op = cx.cl.start_op(&agent, m);
@@ -244,7 +244,7 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result<()> {
         }
         cx.aligned_to(to.space, dst[l], 16, l)?;
         cx.aligned_to(from.space, src[l], 16, l)?;
-        let (to, from) = (place(to.space, dst[l]), place(from.space, src[l]));
+        let (to, from) = (cx.allowed(to.space, dst[l], l)?, cx.allowed(from.space, src[l], l)?);
         let ranks = match &multicast {
             Some(mask) => Some(destinations(cx.cl, mask[l])?),
             None => None,
@@ -303,8 +303,7 @@ impl Moved {
     /// Reads now, writes later.
     fn carry_out(self, cl: &mut Cluster<'_>, me: &Agent) -> Result<()> {
         let Moved { from, to, targets, bytes, reduce, signal, op } = self;
-        let mut data = vec![0; bytes as usize];
-        cl.async_read(from, &mut data, me)?;
+        let data = cl.async_bytes(from, bytes, me)?;
         if let Some(op) = op {
             cl.finish_op(op, false);
         }
@@ -362,8 +361,8 @@ fn answer(cx: &mut Cx<'_, '_>, response: &Addr, barrier: &Addr, all: bool) -> Re
     let (to, barriers) = (cx.addresses(response), cx.addresses(barrier));
     for l in lanes(cx.m) {
         cx.aligned_to(response.space, to[l], 16, l)?;
-        let (rank, offset) = locate(barrier.space, barriers[l]).map_err(|f| f.lane(l as u32))?;
-        let Place::Shared { offset: at, .. } = place(response.space, to[l]) else { continue };
+        let (rank, offset) = cx.barrier_at(barrier.space, barriers[l], l)?;
+        let Place::Shared { offset: at, .. } = cx.allowed(response.space, to[l], l)? else { continue };
         let ranks = if all { (0..cx.cl.ctas.len() as u32).collect() } else { vec![rank] };
         let agent = cx.agent_of(1 << l);
         cx.cl.later(agent, move |cl, me| {

@@ -122,25 +122,26 @@ impl Cluster<'_> {
 
     /// Bytes of an asynchronous copy have arrived: `complete_tx` on a barrier.
     pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32, agent: &Agent) -> Result<()> {
-        let view = Arc::new(agent.outcome());
-        let launch = self.launch;
-        let b = self.mbarrier(rank, offset, &User::of(agent, true))?;
-        b.current.join(None, &view);
-        let at = || launch.describe_shared(rank, offset);
-        let out = b.state.complete_tx(bytes).map_err(|f| f.at(at()))?;
-        b.advance(out.barrier, out.completed);
-        self.progress += 1;
-        Ok(())
+        self.async_change((rank, offset), agent, true, |b| b.complete_tx(bytes))
     }
 
     /// An asynchronous operation arrives at a barrier; `proxy` is whether through the async proxy.
     pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent, proxy: bool) -> Result<()> {
+        self.async_change((rank, offset), agent, proxy, |b| b.arrive(1))
+    }
+
+    fn async_change(
+        &mut self,
+        (rank, offset): (u32, u32),
+        agent: &Agent,
+        proxy: bool,
+        change: impl Fn(Mbarrier) -> Result<Outcome>,
+    ) -> Result<()> {
         let view = Arc::new(agent.outcome());
         let launch = self.launch;
         let b = self.mbarrier(rank, offset, &User::of(agent, proxy))?;
         b.current.join(None, &view);
-        let at = || launch.describe_shared(rank, offset);
-        let out = b.state.arrive(1).map_err(|f| f.at(at()))?;
+        let out = change(b.state).map_err(|f| f.at(launch.describe_shared(rank, offset)))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
         Ok(())
@@ -167,7 +168,7 @@ impl Cx<'_, '_> {
         User { actor: self.g.actor, view: self.g.known.of(lane), warp, lane, asynchronous: false }
     }
 
-    fn barrier_at(&mut self, space: Space, address: u64, lane: usize) -> Result<(u32, u32)> {
+    pub(super) fn barrier_at(&mut self, space: Space, address: u64, lane: usize) -> Result<(u32, u32)> {
         let at = locate(space, address).map_err(|f| f.lane(lane as u32))?;
         if space == Space::SharedCta && at.0 as usize != self.cta {
             return Err(Fault::new(Check::Bounds, "a .shared::cta operation on another CTA's mbarrier")

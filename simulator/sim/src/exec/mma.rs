@@ -1,11 +1,12 @@
-//! `mma.sync`: gathers the fragments, multiplies as `semantics::dot` says, scatters the result. PTX ISA 9.7.14.
+//! `mma.sync`, and `wmma.mma`: gathers the fragments, multiplies as `semantics::dot` says, scatters the result. PTX ISA
+//! 9.7.14.
 
 use super::*;
 use crate::report::Width;
 use crate::semantics::dot::{BlockScales, Family, Product, Shape, multiply_f64};
 use crate::semantics::element::{Element, Scale};
 use crate::semantics::fragment::{
-    check_thread_ids, mma_a, mma_b, mma_c, scale_a_lane, scale_b_lane, scale_byte,
+    check_thread_ids, fragment_a, fragment_b, fragment_c, scale_a_lane, scale_b_lane, scale_byte,
 };
 use crate::semantics::instr_desc::Accumulator;
 use std::ops::{BitOr, Shl};
@@ -21,13 +22,13 @@ pub struct ScaleOperand {
     pub thread: Src,
 }
 
-/// A decoded `mma.sync`.
+/// A decoded product of a warp.
 #[derive(Debug, Clone)]
 pub struct Mma {
     /// M, N, K.
     pub shape: [u32; 3],
-    /// The type of C and D; `None`: f64.
-    pub sums: Option<Accumulator>,
+    /// The types of C and D; `None`: f64.
+    pub sums: Option<[Accumulator; 2]>,
     /// `.satfinite` of integers.
     pub saturate: bool,
     pub elements: [Element; 2],
@@ -103,7 +104,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     }
     let (sums, elements) = match d {
         "f64" => (None, [Element::F16; 2]),
-        _ => sums(i, [d, a, b]).map(|(sums, elements)| (Some(sums), elements))?,
+        _ => sums(i, [d, a, b]).map(|(sums, elements)| (Some([sums; 2]), elements))?,
     };
     // kind::f8f6f4 holds every element in a byte.
     let container = match (kind, sums) {
@@ -116,7 +117,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     let [m, n, k] = shape;
     let wide = if sums.is_none() { 64 } else { 32 };
     let per = |count: u32, bits: u32| (count / 32 * bits / wide).max(1) as usize;
-    let d_bits = sums.map_or(64, Accumulator::bits);
+    let d_bits = sums.map_or(64, |[sum, _]| sum.bits());
     let want = [per(m * n, d_bits), per(m * k, container), per(n * k, container), per(m * n, d_bits)];
     let found = [rd.len(), ra.len(), rb.len(), rc.len()];
     if n != 8 || !matches!(m, 8 | 16) || want != found {
@@ -143,7 +144,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
         _ => return i.error("block_scale and a scale type go together"),
     };
     let op = Mma { shape, sums, saturate, elements, container, d: rd, a: ra, b: rb, c: rc, scale };
-    Ok(Op::aligned(move |cx| execute(&op, cx)))
+    Ok(op.op())
 }
 
 /// The rate an element type runs at.
@@ -239,41 +240,47 @@ pub(super) fn gather<W: Copy + Into<u64>>(
     spread(rows, container, len, place, |code| decoder.get(code as u32 >> shift))
 }
 
-fn execute(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<()> {
-    let [m, n, k] = op.shape.map(|v| v as usize);
-    let shape = Shape { m, n, k };
-    if op.sums.is_some() {
-        cx.cl.counters.tensor(width(op.elements[0]), 2 * (m * n * k) as u64);
+impl Mma {
+    pub fn op(self) -> Op {
+        Op::aligned(move |cx| self.execute(cx))
     }
-    if !undefined::any_operand(op, cx) {
-        return product(op, cx, shape);
+
+    fn execute(&self, cx: &mut Cx<'_, '_>) -> Result<()> {
+        let [m, n, k] = self.shape.map(|v| v as usize);
+        let shape = Shape { m, n, k };
+        if self.sums.is_some() {
+            cx.cl.counters.tensor(width(self.elements[0]), 2 * (m * n * k) as u64);
+        }
+        if !undefined::any_operand(self, cx) {
+            return product(self, cx, shape);
+        }
+        // Rows and columns that nobody looks at may be undefined.
+        let shadows = undefined::product(self, cx)?;
+        let check = cx.w.regs.check_reads(false);
+        let result = product(self, cx, shape);
+        cx.w.regs.check_reads(check);
+        for (d, shadow) in self.d.iter().zip(&shadows) {
+            cx.w.regs.set_shadow(Dst::Reg(*d), FULL, shadow);
+        }
+        result
     }
-    // Rows and columns that nobody looks at may be undefined.
-    let shadows = undefined::product(op, cx)?;
-    let check = cx.w.regs.check_reads(false);
-    let result = product(op, cx, shape);
-    cx.w.regs.check_reads(check);
-    for (d, shadow) in op.d.iter().zip(&shadows) {
-        cx.w.regs.set_shadow(Dst::Reg(*d), FULL, shadow);
-    }
-    result
 }
 
 fn product(op: &Mma, cx: &mut Cx<'_, '_>, shape: Shape) -> Result<()> {
-    let Shape { m, n, k } = shape;
-    let bits = op.container;
+    let ([m, n, k], bits) = (op.shape, op.container);
     let at_a = |l, i| {
-        let (row, kk) = mma_a(bits, m as u32, l, i);
-        row as usize * k + kk as usize
+        let (row, kk) = fragment_a(bits, (m, k), l, i);
+        (row * k + kk) as usize
     };
     let at_b = |l, i| {
-        let (kk, col) = mma_b(bits, l, i);
-        col as usize * k + kk as usize
+        let (kk, col) = fragment_b(bits, k, l, i);
+        (col * k + kk) as usize
     };
     let at_c = |l, i| {
-        let (row, col) = mma_c(l, i);
-        row as usize * n + col as usize
+        let (row, col) = fragment_c((m, n), l, i);
+        (row * n + col) as usize
     };
+    let Shape { m, n, k } = shape;
     let operands = |regs: &[_]| regs.iter().map(|r| Src::Reg(*r)).collect::<Vec<_>>();
     let [a, b, c] = [operands(&op.a), operands(&op.b), op.c.clone()]
         .map(|s| s.iter().map(|s| cx.w.regs.r64(*s, FULL)).collect::<Vec<_>>());
@@ -285,10 +292,10 @@ fn product(op: &Mma, cx: &mut Cx<'_, '_>, shape: Shape) -> Result<()> {
             multiply_f64(shape, &a, &b, &mut sums);
             collect(&sums, 64, op.d.len(), at_c, f64::to_bits)
         }
-        Some(sums) => {
+        Some([of_c, of_d]) => {
             let a = gather(&a, bits, op.elements[0], m * k, at_a);
             let b = gather(&b, bits, op.elements[1], n * k, at_b);
-            let c = spread(&c, sums.bits(), m * n, at_c, |bits| bits as u32);
+            let c = spread(&c, of_c.bits(), m * n, at_c, |bits| bits as u32);
             let scales = match &op.scale {
                 Some((ty, blocks, operands)) => Some(scales(cx, shape, *ty, *blocks, operands)?),
                 None => None,
@@ -305,13 +312,13 @@ fn product(op: &Mma, cx: &mut Cx<'_, '_>, shape: Shape) -> Result<()> {
                 family: Family::Mma,
                 shape,
                 element: op.elements[0],
-                c: sums,
-                d: sums,
+                c: of_c,
+                d: of_d,
                 saturate: op.saturate,
                 halved: 0,
                 scales,
             };
-            collect(&product.of(&a, &b, &c), sums.bits(), op.d.len(), at_c, u64::from)
+            collect(&product.of(&a, &b, &c), of_d.bits(), op.d.len(), at_c, u64::from)
         }
     };
     for (r, v) in op.d.iter().zip(&d) {

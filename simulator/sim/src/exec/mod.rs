@@ -34,7 +34,7 @@ use crate::machine::regs::{FULL, each};
 use crate::machine::step::Flow;
 use crate::machine::warp::{Group, GroupKind, Wait, Warp};
 use crate::memory::{Place, Space, place};
-use crate::program::{Dst, Reg, Src};
+use crate::program::{Dst, Given, Reg, Src};
 use crate::trap::{Check, Fault, Party, fault};
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
@@ -71,7 +71,7 @@ pub enum OpKind {
     /// It goes to one of these instructions.
     Jumps(Vec<u32>),
     /// It calls a function, whose results go to these parameters.
-    Calls(Vec<u32>),
+    Calls(Vec<Given>),
     /// It returns, exits or traps.
     Leaves,
     /// Anything else.

@@ -9,19 +9,20 @@ use crate::tensor_map;
 use dualgemm_ptx::layout::TensorDataType;
 
 /// What a copy moves.
-enum Mode {
+#[derive(Clone, PartialEq, Eq)]
+enum Mode<T> {
     Tile,
     /// Four rows of a matrix.
     Rows,
     /// A column of pixels, with the offsets of each dimension of space where it is loaded.
-    Im2col(Vec<Src>),
+    Im2col(Vec<T>),
 }
 
 /// A part of a tensor in global memory.
 struct Part {
     /// Generic address of the map.
     map: Addr,
-    mode: Mode,
+    mode: Mode<Src>,
     /// Coordinates, innermost first.
     coordinates: Vec<Src>,
 }
@@ -44,7 +45,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     let spaces = i.spaces();
     // The map has its element type; a reduction names only its operator, with the type in the map.
     let reduce = if reducing { i.one_of(Reduction::NAMES) } else { None };
-    let part = |at: usize, mode: Mode| -> Decoded<Part> {
+    let part = |at: usize, mode: Mode<Src>| -> Decoded<Part> {
         let Operand::List(list) = i.operand(at)? else { return i.error("needs [map, {coordinates}]") };
         let map = i.address(&list[0], Space::Generic)?;
         let given = list.get(1).map_or(&[][..], Ins::elements);
@@ -88,14 +89,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
 struct Transfer {
     tensor: TiledTensor,
     coordinates: Vec<i32>,
-    mode: Moved,
-}
-
-#[derive(Clone, PartialEq, Eq)]
-enum Moved {
-    Tile,
-    Rows,
-    Im2col(Vec<u32>),
+    mode: Mode<u32>,
 }
 
 impl Transfer {
@@ -103,16 +97,16 @@ impl Transfer {
     fn pieces(&self, smem: u32, direction: Direction) -> Result<Vec<Piece>> {
         let Transfer { tensor, coordinates, mode } = self;
         match mode {
-            Moved::Tile => tensor.pieces(coordinates, smem, direction).map(Iterator::collect),
-            Moved::Rows => tensor.scattered(coordinates[0], &coordinates[1..], smem, direction),
-            Moved::Im2col(offsets) => tensor.columns(coordinates, offsets, smem, direction),
+            Mode::Tile => tensor.pieces(coordinates, smem, direction),
+            Mode::Rows => tensor.scattered(coordinates[0], &coordinates[1..], smem, direction),
+            Mode::Im2col(offsets) => tensor.columns(coordinates, offsets, smem, direction),
         }
     }
 
     /// Bytes that a load completes.
     fn bytes(&self) -> u32 {
         match self.mode {
-            Moved::Rows => self.tensor.scattered_bytes(self.coordinates.len() - 1),
+            Mode::Rows => self.tensor.scattered_bytes(self.coordinates.len() - 1),
             _ => self.tensor.box_bytes(),
         }
     }
@@ -145,9 +139,9 @@ fn operands(cx: &mut Cx<'_, '_>, part: &Part) -> Result<Vec<(usize, Transfer)>> 
             .lane(l as u32));
         }
         let mode = match mode {
-            Mode::Tile => Moved::Tile,
-            Mode::Rows => Moved::Rows,
-            Mode::Im2col(_) => Moved::Im2col(offsets.iter().map(|o| o[l] & 0xffff).collect()),
+            Mode::Tile => Mode::Tile,
+            Mode::Rows => Mode::Rows,
+            Mode::Im2col(_) => Mode::Im2col(offsets.iter().map(|o| o[l] & 0xffff).collect()),
         };
         out.push((l, Transfer { tensor, coordinates: values.iter().map(|v| v[l] as i32).collect(), mode }));
     }
@@ -166,7 +160,7 @@ fn load_part(
     let multicast = multicast.map(|s| cx.w.regs.r64(s, cx.m));
     for (l, transfer) in operands(cx, part)? {
         let lane = |f: Fault| f.lane(l as u32);
-        let Place::Shared { rank, offset } = place(to.space, dst[l]) else { continue };
+        let Place::Shared { rank, offset } = cx.allowed(to.space, dst[l], l)? else { continue };
         let (signal_rank, signal) = locate(barrier.space, barriers[l]).map_err(lane)?;
         let targets: Vec<(u32, u32)> = match &multicast {
             Some(mask) => destinations(cx.cl, mask[l])?
@@ -240,7 +234,7 @@ fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Redu
     }
     for (l, lanes, transfer) in stores {
         let lane = |f: Fault| f.lane(l as u32);
-        let Place::Shared { rank, offset } = place(from.space, src[l]) else { continue };
+        let Place::Shared { rank, offset } = cx.allowed(from.space, src[l], l)? else { continue };
         transfer.pieces(offset, Direction::Store).map_err(lane)?;
         let reduce = match reduce {
             Some(op) => match element(op, transfer.tensor.ty) {
@@ -262,8 +256,7 @@ fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Redu
         cx.cl.later_store(agent, move |cl, me| {
             let mut pieces = Vec::new();
             for piece in transfer.pieces(offset, Direction::Store)? {
-                let mut bytes = vec![0; piece.bytes as usize];
-                cl.async_read(Place::Shared { rank, offset: piece.smem }, &mut bytes, me)?;
+                let bytes = cl.async_bytes(Place::Shared { rank, offset: piece.smem }, piece.bytes, me)?;
                 pieces.extend(piece.global.map(|at| (Place::Global(at), bytes)));
             }
             cl.finish_op(op, false);

@@ -11,8 +11,9 @@ use crate::check::undefined::{Hole, Origin, Source};
 use crate::machine::grid::Launch;
 use crate::machine::regs::{Aside, Shadow};
 use crate::semantics::float::arith::Compare;
-use crate::semantics::fragment::{mma_a, mma_b, mma_c, scale_a_lane, scale_b_lane, scale_byte};
-use crate::semantics::instr_desc::Accumulator;
+use crate::semantics::fragment::{
+    fragment_a, fragment_b, fragment_c, scale_a_lane, scale_b_lane, scale_byte,
+};
 use smallvec::SmallVec;
 
 /// What reaches the results of an instruction that computes.
@@ -173,7 +174,7 @@ pub fn any_operand(op: &Mma, cx: &Cx<'_, '_>) -> bool {
 /// The undefined bits of the registers of D: those in a row of A, or a column of B, or under an element of C, that has any.
 pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
     let pc = cx.pc;
-    let [m, n, _] = op.shape;
+    let [m, n, k] = op.shape;
     let bits = op.container;
     let per = (32 / bits).max(1);
     let mut rows: Vec<Option<Origin>> = vec![None; m as usize];
@@ -189,8 +190,8 @@ pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
             }
         }
     };
-    note(&mut rows, &op.a, &|l, i| mma_a(bits, m, l, i).0);
-    note(&mut columns, &op.b, &|l, i| mma_b(bits, l, i).1);
+    note(&mut rows, &op.a, &|l, i| fragment_a(bits, (m, k), l, i).0);
+    note(&mut columns, &op.b, &|l, i| fragment_b(bits, k, l, i).1);
     if let Some((_, vec, scales)) = &op.scale {
         for (s, list) in scales.iter().zip([&mut rows, &mut columns]) {
             let shadow = cx.w.regs.shadow(s.data, pc);
@@ -207,20 +208,20 @@ pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
             }
         }
     }
-    let width = op.sums.map_or(64, Accumulator::bits);
-    let packed = (32 / width).max(1);
+    let [width_c, width] = op.sums.map_or([64; 2], |sums| sums.map(|sum| sum.bits()));
+    let [packed_c, packed] = [width_c, width].map(|width| (32 / width).max(1));
     let c: Vec<Shadow> = op.c.iter().map(|c| cx.w.regs.shadow(*c, pc)).collect();
     let mut out = vec![Shadow::default(); op.d.len()];
     for (r, out) in out.iter_mut().enumerate() {
-        for l in 0..32 {
-            for e in 0..packed {
-                let (row, column) = mma_c(l as u32, r as u32 * packed + e);
-                let element = low(width) << (e * width);
-                let addend = c.get(r).filter(|c| c.bits[l] & element != 0).and_then(|c| c.origins[l]);
-                let origin = rows[row as usize].or(columns[column as usize]).or(addend);
-                if origin.is_some() {
-                    out.add(l, element, origin);
-                }
+        for (l, e) in (0..32).flat_map(|l| (0..packed).map(move |e| (l, e))) {
+            let i = r as u32 * packed + e;
+            let (row, column) = fragment_c((m, n), l as u32, i);
+            let addend = c.get((i / packed_c) as usize);
+            let addend = addend.filter(|c| c.bits[l] >> (i % packed_c * width_c) & low(width_c) != 0);
+            let of_c = addend.and_then(|c| c.origins[l]);
+            let origin = rows[row as usize].or(columns[column as usize]).or(of_c);
+            if origin.is_some() {
+                out.add(l, low(width) << (e * width), origin);
             }
         }
     }
@@ -235,14 +236,20 @@ impl Launch<'_> {
                 (format!("register {} is used, which nothing wrote", self.kernel.register(r)), "first read")
             }
             Source::Shared { .. } => ("a value from shared memory is used that nothing wrote".into(), "read"),
+            Source::Thread(_) => {
+                ("a value from the thread's memory is used that nothing wrote".into(), "read")
+            }
+            Source::Division => ("the result of a division by zero is used".into(), "division"),
             Source::Lane(l) => {
                 (format!("a value of lane {l} is used, which does not take part in the shuffle"), "shuffle")
             }
         };
         let mut fault = Fault::new(Check::Uninit, text);
         fault.lane = lane.map(|l| l as u32);
-        if let Source::Shared { rank, offset } = origin.source {
-            fault = fault.at(self.describe_shared(rank, offset));
+        match origin.source {
+            Source::Shared { rank, offset } => fault = fault.at(self.describe_shared(rank, offset)),
+            Source::Thread(place) => fault = fault.at(place),
+            _ => {}
         }
         if origin.pc == pc {
             return fault;
@@ -276,8 +283,8 @@ impl Cluster<'_> {
         let shared = &self.ctas[rank as usize].shared;
         let left = shared.holes.of(offset.into(), len.into());
         let never = |b: &u32| !self.states.written(&shared.shadow, (offset + b) as usize, 1);
-        let bytes = (0..len).filter(never).fold(0u32, |m, b| m | 1 << b);
-        let first = Source::Shared { rank, offset: offset + bytes.trailing_zeros() };
+        let bytes = (0..len).filter(never).fold(0, |m, b| m | Hole::bit(b));
+        let first = Source::Shared { rank, offset: offset + (0..len).find(never).unwrap_or(0) };
         let origin = match left {
             Some(hole) if bytes == 0 => hole.origin,
             _ => Origin { source: first, pc: who.pc },

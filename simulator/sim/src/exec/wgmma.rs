@@ -12,6 +12,9 @@ use crate::semantics::fragment::{wgmma_a, wgmma_d};
 use crate::semantics::instr_desc::Accumulator;
 use crate::semantics::smem_desc::{Major, SmemDesc};
 
+/// Warps of a warpgroup.
+const WARPS: usize = 4;
+
 /// Where A comes from.
 #[derive(Debug, Clone)]
 pub enum A {
@@ -144,6 +147,10 @@ fn issue(op: &Arc<Multiply>, cx: &mut Cx<'_, '_>) -> Result<()> {
     cx.defined()?;
     let a_desc = a.map(SmemDesc::decode_wgmma).transpose()?;
     let b_desc = SmemDesc::decode_wgmma(b)?;
+    let warps = cx.cl.warps_per_cta() - cx.w.index as usize / WARPS * WARPS;
+    if warps < WARPS {
+        return Err(fault!(Check::Illegal, "the warpgroup has {warps} warps: all {WARPS} multiply together"));
+    }
     if !cx.w.wgmma.fenced {
         return Err(Fault::new(Check::InFlight, "wgmma.mma_async before any wgmma.fence")
             .help("execute wgmma.fence.sync.aligned before the first wgmma.mma_async"));
@@ -201,7 +208,7 @@ fn share(
     b: SmemDesc,
     scale_d: bool,
 ) -> Result<OpId> {
-    let (group, members) = (cx.w.index as usize / 4, cx.cl.warpgroup_members(cx.cta, cx.w.index));
+    let group = cx.w.index as usize / 4;
     let warpgroup = &cx.cl.ctas[cx.cta].warpgroups[group];
     let at = (cx.w.wgmma.issued - warpgroup.issued) as usize;
     let first = warpgroup.open.get(at).map(|(b, shares)| (*b, shares[0].agent.clone()));
@@ -228,7 +235,7 @@ fn share(
         warpgroup.open.push_back((b, Vec::new()));
     }
     warpgroup.open[at].1.push(Share { agent: agent.clone(), id, a, scale_d });
-    if warpgroup.open[at].1.len() == members
+    if warpgroup.open[at].1.len() == WARPS
         && let Some((_, shares)) = warpgroup.open.remove(at)
     {
         warpgroup.issued += 1;

@@ -1,11 +1,10 @@
 //! `wmma`: the warp matrix instructions of `nvcuda::wmma`. PTX ISA 9.7.14.4. Fragments are those of `mma`, several in a row
-//! (`semantics::fragment::wmma_*`).
+//! (`semantics::fragment`).
 
-use super::mma::{collect, element, gather, shape_of, spread, width};
+use super::mma::{Mma, element, shape_of};
 use super::*;
-use crate::semantics::dot::{Family, Product, Shape, multiply_f64};
 use crate::semantics::element::Element;
-use crate::semantics::fragment::{elements_per_lane, wmma_a, wmma_b, wmma_c};
+use crate::semantics::fragment::{elements_per_lane, fragment_a, fragment_b, fragment_c};
 use crate::semantics::instr_desc::Accumulator;
 
 /// The type of a matrix's elements.
@@ -27,6 +26,16 @@ impl Number {
             Number::Element(e) => e.bits(),
             Number::F32 | Number::S32 => 32,
             Number::F64 => 64,
+        }
+    }
+
+    /// The type of sums; `None`: f64.
+    fn sum(self) -> Option<Accumulator> {
+        match self {
+            Number::F64 => None,
+            Number::S32 => Some(Accumulator::S32),
+            Number::F32 => Some(Accumulator::F32),
+            Number::Element(_) => Some(Accumulator::F16),
         }
     }
 }
@@ -113,24 +122,31 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     };
     if !load && !store {
         i.ignore(&["row", "col"]);
-        let half = Number::Element(Element::F16);
+        let half = Element::F16;
         let numbers = match numbers[..] {
-            [d, c] => [d, half, c],
+            [d, c] => [d, Number::Element(half), c],
             [d, a, b, c] if a == b => [d, a, c],
             _ => return i.error("needs the types of D and C, or of D, A, B and C, with A like B"),
         };
-        let d = i.regs(0)?;
-        expect(i, Role::C, numbers[0], d.len())?;
-        let mut s = [Vec::new(), Vec::new(), Vec::new()];
-        for (at, role) in [Role::A, Role::B, Role::C].into_iter().enumerate() {
-            let n = numbers[if role == Role::C { 2 } else { 1 }];
-            s[at] = i.srcs(at + 1, register_type(n))?;
-            expect(i, role, n, s[at].len())?;
+        let [of_d, ab, of_c] = numbers;
+        let [d, mut a, mut b] = [i.regs(0)?, i.regs(1)?, i.regs(2)?];
+        let c = i.srcs(3, register_type(of_c))?;
+        let found = [(Role::C, of_d, d.len()), (Role::A, ab, a.len()), (Role::B, ab, b.len())];
+        for (role, n, found) in found.into_iter().chain([(Role::C, of_c, c.len())]) {
+            expect(i, role, n, found)?;
         }
-        return Ok(Op::aligned(move |cx| {
-            let result = product(cx, shape, numbers, saturate, &s);
-            d.iter().zip(&result).for_each(|(d, v)| cx.w.regs.w64(Dst::Reg(*d), FULL, v));
-        }));
+        let (elements, sums) = match (ab, of_c.sum(), of_d.sum()) {
+            (Number::Element(e), Some(c), Some(d)) => ([e; 2], Some([c, d])),
+            (Number::F64, None, None) => ([half; 2], None),
+            _ => return i.error("these types do not go together"),
+        };
+        // What is over of A and B repeats the first registers.
+        let container = ab.bits();
+        let used = |elements: u32| (elements * container / 32).div_ceil(container.max(32)) as usize;
+        let [m, n, k] = shape;
+        a.truncate(used(m * k));
+        b.truncate(used(n * k));
+        return Ok(Mma { shape, sums, saturate, elements, container, d, a, b, c, scale: None }.op());
     }
     let role = i.need("a matrix", &[("a", Role::A), ("b", Role::B), ("c", Role::C), ("d", Role::C)])?;
     let by_rows = i.need("a layout", &[("row", true), ("col", false)])?;
@@ -195,15 +211,16 @@ fn per_register(number: Number) -> usize {
 fn place(role: Role, shape: [u32; 3], number: Number, lane: u32, i: u32) -> (u32, u32) {
     let [m, n, k] = shape;
     match role {
-        Role::A => wmma_a(number.bits(), (m, k), lane, i),
-        Role::B => wmma_b(number.bits(), k, lane, i),
-        Role::C => wmma_c((m, n), lane, i),
+        Role::A => fragment_a(number.bits(), (m, k), lane, i),
+        Role::B => fragment_b(number.bits(), k, lane, i),
+        Role::C => fragment_c((m, n), lane, i),
     }
 }
 
 /// The address of every lane's element `i`, for each `i`.
 fn addresses(x: &Matrix, cx: &mut Cx<'_, '_>) -> Result<Vec<[u64; 32]>> {
     let (rows, cols) = x.role.extent(x.shape);
+    cx.uniform(x.address.base, "the address of a wmma matrix")?;
     let base = cx.addresses(&x.address);
     let stride = match x.stride {
         Some(s) => cx.uniform(s, "the stride of a wmma matrix")?,
@@ -224,55 +241,6 @@ fn addresses(x: &Matrix, cx: &mut Cx<'_, '_>) -> Result<Vec<[u64; 32]>> {
             Ok(std::array::from_fn(|l| address(l, i)))
         })
         .collect()
-}
-
-/// D = A B + C: the registers of D.
-fn product(
-    cx: &mut Cx<'_, '_>,
-    [m, n, k]: [u32; 3],
-    [d, ab, c]: [Number; 3],
-    saturate: bool,
-    s: &[Vec<Src>; 3],
-) -> Vec<[u64; 32]> {
-    let shape = Shape { m: m as usize, n: n as usize, k: k as usize };
-    let bits = ab.bits();
-    // What is over of A and B repeats the first registers.
-    let used = |elements: u32| (elements * bits / 32).div_ceil(bits.max(32)) as usize;
-    let [a, b, addend] = s.each_ref().map(|s| s.iter().map(|s| cx.w.regs.r64(*s, FULL)).collect::<Vec<_>>());
-    let (a, b) = (&a[..used(m * k)], &b[..used(n * k)]);
-    let at_a = |l, i| {
-        let (row, kk) = wmma_a(bits, (m, k), l, i);
-        (row * k + kk) as usize
-    };
-    let at_b = |l, i| {
-        let (kk, col) = wmma_b(bits, k, l, i);
-        (col * k + kk) as usize
-    };
-    let at_c = |l, i| {
-        let (row, col) = wmma_c((m, n), l, i);
-        (row * n + col) as usize
-    };
-    let registers = (m * n * d.bits() / 32).div_ceil(d.bits().max(32)) as usize;
-    let Number::Element(element) = ab else {
-        let a = spread(a, 64, shape.m * shape.k, at_a, f64::from_bits);
-        let b = spread(b, 64, shape.n * shape.k, at_b, f64::from_bits);
-        let mut sums = spread(&addend, 64, shape.m * shape.n, at_c, f64::from_bits);
-        multiply_f64(shape, &a, &b, &mut sums);
-        return collect(&sums, 64, registers, at_c, f64::to_bits);
-    };
-    cx.cl.counters.tensor(width(element), 2 * (shape.m * shape.n * shape.k) as u64);
-    let a = gather(a, bits, element, shape.m * shape.k, at_a);
-    let b = gather(b, bits, element, shape.n * shape.k, at_b);
-    let addend = spread(&addend, c.bits(), shape.m * shape.n, at_c, |bits| bits as u32);
-    let generation = cx.cl.launch.kernel.generation;
-    let sums = |number| match number {
-        Number::S32 => Accumulator::S32,
-        Number::Element(Element::F16) => Accumulator::F16,
-        _ => Accumulator::F32,
-    };
-    let (family, c, halved, scales) = (Family::Mma, sums(c), 0, None);
-    let product = Product { generation, family, shape, element, c, d: sums(d), saturate, halved, scales };
-    collect(&product.of(&a, &b, &addend), d.bits(), registers, at_c, u64::from)
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use super::ids::Ids;
 use super::regs::Regs;
 use super::rng::Rng;
 use super::warp::{Group, GroupKind, Wait, Warp};
-use crate::check::cross::Dependency;
 use crate::check::order::{Actor, Actors, GROUPS_PER_WARP, Places, View};
 use crate::check::outside::Eras;
 use crate::check::pages::Pages;
@@ -20,7 +19,6 @@ use crate::check::shadow::States;
 use crate::exec::sync::Release;
 use crate::memory::local::Local;
 use crate::memory::shared::Shared;
-use crate::memory::tmem::Tmem;
 use crate::report::Counters;
 use crate::trap::{Check, Fault, Party, Spot, Trap};
 use std::collections::{BTreeMap, HashMap};
@@ -134,16 +132,9 @@ impl<'a> Cluster<'a> {
                 id,
                 rank,
                 shared: Shared::new(launch.kernel.dynamic_offset + launch.dynamic_shared),
-                tmem: Tmem::default(),
-                barriers: Default::default(),
-                mbarriers: BTreeMap::new(),
-                dependency: Dependency::default(),
                 live_threads: threads,
-                gone: View::default(),
-                visits: BTreeMap::new(),
-                spare_registers: 0,
-                tensor_busy_until: 0,
                 warpgroups: (0..warps.div_ceil(4)).map(|_| Default::default()).collect(),
+                ..Cta::default()
             });
             let apart = launch.config.checks.race && launch.config.checks.strict;
             let make = |w: u32| {
@@ -151,8 +142,8 @@ impl<'a> Cluster<'a> {
                 let lanes = if threads - w * 32 >= 32 { u32::MAX } else { (1 << (threads - w * 32)) - 1 };
                 let regs = Regs::new(launch.kernel.rows, ids, launch.config.checks.uninit);
                 let first = (rank * warps + w) * GROUPS_PER_WARP as u32;
-                let local = Local::new(launch.kernel.local_bytes as usize);
-                let params = Local::new(launch.kernel.func_param_bytes as usize);
+                let own = |bytes: u32| Local::new(bytes as usize, launch.config.checks.uninit);
+                let (local, params) = (own(launch.kernel.local_bytes), own(launch.kernel.func_param_bytes));
                 Some(Box::new(Warp::new(w, lanes, regs, local, params, (first as Actor, apart))))
             };
             all_warps.push((0..warps).map(make).collect());
@@ -192,13 +183,6 @@ impl<'a> Cluster<'a> {
 
     pub fn warps_per_cta(&self) -> usize {
         self.warps[0].len()
-    }
-
-    /// Warps of a warp's warpgroup that have not exited, itself included (it is absent while it executes).
-    pub fn warpgroup_members(&self, cta: usize, warp: u32) -> usize {
-        let first = warp as usize / 4 * 4;
-        let warps = self.warps[cta].iter().enumerate().skip(first).take(4);
-        warps.filter(|(i, w)| *i == warp as usize || w.as_ref().is_some_and(|w| !w.done())).count()
     }
 
     /// When an operation issued now completes.
@@ -419,13 +403,10 @@ impl<'a> Cluster<'a> {
             ),
             Wait::Groups { kind: GroupKind::Wgmma, .. } => {
                 match self.ctas[cta].warpgroups[warp.index as usize / 4].open.front() {
-                    Some((_, shares)) => {
-                        let members = self.warpgroup_members(cta, warp.index);
-                        format!(
-                            "waits for a wgmma.mma_async that {} of the {members} warps of the warpgroup have executed",
-                            shares.len()
-                        )
-                    }
+                    Some((_, shares)) => format!(
+                        "waits for a wgmma.mma_async that {} of the 4 warps of the warpgroup have executed",
+                        shares.len()
+                    ),
                     None => "waits for matrix operations".into(),
                 }
             }

@@ -39,15 +39,10 @@ pub struct NamedBarrier {
 
 impl NamedBarrier {
     pub fn complete(&mut self) {
-        self.generation += 1;
-        self.result = (self.votes, self.arrived);
-        self.arrived = 0;
-        self.expected = None;
-        self.reduction = None;
-        self.votes = 0;
-        self.waiting = 0;
-        let current = std::mem::take(&mut self.current);
-        Arc::make_mut(&mut self.done).join(&current);
+        let mut done = std::mem::take(&mut self.done);
+        Arc::make_mut(&mut done).join(&self.current);
+        let (generation, result) = (self.generation + 1, (self.votes, self.arrived));
+        *self = NamedBarrier { generation, result, done, ..NamedBarrier::default() };
     }
 }
 
@@ -110,7 +105,7 @@ impl MbarrierObject {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Cta {
     /// Place in the grid.
     pub id: [u32; 3],

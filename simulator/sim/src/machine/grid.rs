@@ -124,6 +124,11 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
     Ok((counters, output, finished))
 }
 
+/// How many a shape holds.
+pub fn volume(shape: [u32; 3]) -> u64 {
+    shape.iter().fold(1, |n, side| u64::saturating_mul(n, (*side).into()))
+}
+
 impl<'a> Launch<'a> {
     /// CTAs the card holds at once.
     fn resident_limit(&self) -> u32 {
@@ -138,11 +143,12 @@ impl<'a> Launch<'a> {
     /// number of threads (then it takes what the file holds, in steps of 8, for threads rounded up to warpgroups).
     pub fn entry_registers(&self) -> Option<u32> {
         let kernel = self.kernel;
-        let threads =
-            kernel.reqntid.or(kernel.maxntid).map(|t| t.iter().product::<u32>().next_multiple_of(128));
-        match (kernel.maxnreg, threads, kernel.minnctapersm) {
+        match (kernel.maxnreg, kernel.reqntid.or(kernel.maxntid), kernel.minnctapersm) {
             (Some(n), ..) => Some(n),
-            (None, Some(threads), Some(ctas)) => Some((65536 / (threads * ctas) / 8 * 8).min(256)),
+            (None, Some(threads), Some(ctas @ 1..)) => {
+                let threads = volume(threads).clamp(1, 1024).next_multiple_of(128);
+                Some((65536 / threads / u64::from(ctas) / 8 * 8).min(256) as u32)
+            }
             _ => None,
         }
     }

@@ -84,16 +84,9 @@ impl Regs {
             meta64: vec![Meta::default(); n64],
             meta_pred: vec![0; np],
             ids,
-            bad: None,
-            shadows: HashMap::new(),
-            undefined: 0,
-            reads: Vec::new(),
-            aside: Vec::new(),
-            moving: false,
-            moved_from: None,
-            moved: Vec::new(),
             check_uninit,
             epoch: 1,
+            ..Regs::default()
         }
     }
 

@@ -22,9 +22,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What a scope stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ScopeKind {
     /// The whole kernel.
+    #[default]
     Root,
     /// Lanes that a branch parted.
     Branch,
@@ -36,10 +37,10 @@ pub enum ScopeKind {
 }
 
 /// A point where lanes meet.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Scope {
     pub kind: ScopeKind,
-    /// The branch that parted them.
+    /// The branch that parted them, if one did.
     branch: u32,
     /// The instruction where they meet.
     pub pc: u32,
@@ -59,7 +60,7 @@ pub struct Scope {
 /// So many waits of a lane at each place answer "not yet": a retry is a loop without a bound.
 const FIRST_TRIES: u32 = 3;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Warp {
     /// Position in the CTA.
     pub index: u32,
@@ -111,38 +112,18 @@ impl Warp {
         func_params: Local,
         (first_actor, apart): (Actor, bool),
     ) -> Warp {
-        let root = Scope {
-            kind: ScopeKind::Root,
-            branch: u32::MAX,
-            pc: u32::MAX,
-            expected: lanes,
-            arrived: 0,
-            known: Known::default(),
-            carried: Carried::default(),
-            parent: 0,
-            live: true,
-        };
+        let root = Scope { pc: u32::MAX, expected: lanes, live: true, ..Scope::default() };
         let mut warp = Warp {
             index,
             live: lanes,
             regs,
-            groups: Vec::new(),
             scopes: vec![root],
             local,
             func_params,
-            carry: 0,
-            async_groups: AsyncGroups::default(),
-            maxnreg: None,
-            tensor_issued: View::default(),
-            cluster_arrived: (0, 0),
-            wgmma: Default::default(),
-            waited: HashMap::new(),
-            executed: 0,
-            first_actor,
             clock: 1,
+            first_actor,
             apart,
-            acted: Acted::default(),
-            slot_used: [0; GROUPS_PER_WARP],
+            ..Warp::default()
         };
         let group = warp.new_group(0, lanes, 0, Known::new(apart, lanes, Arc::default()));
         warp.groups.push(group);
@@ -158,20 +139,8 @@ impl Warp {
         self.slot_used[slot] += 1;
         self.clock += 1;
         known.keep(mask);
-        Group {
-            pc,
-            mask,
-            scope,
-            slot,
-            actor: self.first_actor + slot as Actor,
-            known,
-            carried: Carried::default(),
-            met: None,
-            wait: Wait::No,
-            forced: false,
-            arrived: None,
-            polled: None,
-        }
+        let actor = self.first_actor + slot as Actor;
+        Group { pc, mask, scope, slot, actor, known, ..Group::default() }
     }
 
     /// Ends a group; returns what it knew, and did unless its lanes are told apart.
@@ -190,17 +159,7 @@ impl Warp {
     }
 
     pub fn open_scope(&mut self, kind: ScopeKind, pc: u32, expected: u32, parent: usize) -> usize {
-        let scope = Scope {
-            kind,
-            branch: u32::MAX,
-            pc,
-            expected,
-            arrived: 0,
-            known: Known::default(),
-            carried: Carried::default(),
-            parent,
-            live: true,
-        };
+        let scope = Scope { kind, pc, expected, parent, live: true, ..Scope::default() };
         match self.scopes.iter().position(|s| !s.live) {
             Some(i) => {
                 self.scopes[i] = scope;
@@ -270,19 +229,28 @@ impl Warp {
             if scope.arrived != scope.expected {
                 return None;
             }
-            group = self.close_scope(id);
+            group = self.met(id);
         }
         Some(group)
     }
 
-    /// The lanes that met in a scope, as one group in the scope around it.
-    fn close_scope(&mut self, id: usize) -> Group {
+    /// The lanes that are at a meeting point, as one group in the scope around it.
+    fn met(&mut self, id: usize) -> Group {
         let scope = &mut self.scopes[id];
-        scope.live = false;
-        let (pc, mask, parent) = (scope.pc, scope.arrived, scope.parent);
-        let met = (scope.kind == ScopeKind::Branch).then_some(scope.branch);
+        let lanes = std::mem::take(&mut scope.arrived);
+        scope.expected &= !lanes;
+        scope.live = scope.expected != 0;
+        let all = !scope.live && scope.kind == ScopeKind::Branch;
+        let (pc, parent, met) = (scope.pc, scope.parent, all.then_some(scope.branch));
         let (known, carried) = (std::mem::take(&mut scope.known), std::mem::take(&mut scope.carried));
-        Group { carried, met, ..self.new_group(pc, mask, parent, known) }
+        Group { carried, met, ..self.new_group(pc, lanes, parent, known) }
+    }
+
+    /// Lets the lanes at a meeting point go on.
+    fn let_through(&mut self, id: usize) {
+        let group = self.met(id);
+        let group = self.settle(group);
+        self.groups.extend(group);
     }
 
     /// Takes lanes out of every scope from `from` up to and without `to`; groups that this completes are made
@@ -299,10 +267,7 @@ impl Warp {
             if scope.expected == 0 {
                 scope.live = false;
             } else if scope.expected == scope.arrived {
-                let group = self.close_scope(id);
-                if let Some(group) = self.settle(group) {
-                    self.groups.push(group);
-                }
+                self.let_through(id);
             }
             id = parent;
         }
@@ -315,15 +280,7 @@ impl Warp {
             s.live && s.arrived != 0 && s.kind == ScopeKind::Branch
         });
         let Some(id) = waiting else { return false };
-        let scope = &mut self.scopes[id];
-        let lanes = std::mem::take(&mut scope.arrived);
-        scope.expected &= !lanes;
-        let (pc, parent) = (scope.pc, scope.parent);
-        let (known, carried) = (std::mem::take(&mut scope.known), std::mem::take(&mut scope.carried));
-        let group = Group { carried, ..self.new_group(pc, lanes, parent, known) };
-        if let Some(group) = self.settle(group) {
-            self.groups.push(group);
-        }
+        self.let_through(id);
         true
     }
 

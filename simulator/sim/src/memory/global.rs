@@ -5,6 +5,8 @@
 
 use super::GLOBAL_BASE;
 use crate::trap::{Check, Fault, fault};
+use std::alloc::{Layout, alloc_zeroed};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Bytes between allocations at least.
@@ -105,7 +107,13 @@ impl Global {
             return None;
         }
         let base = self.next.next_multiple_of(align.max(256));
-        let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
+        // Zeros that the host has ready: a large allocation costs what is touched of it.
+        let layout = Layout::array::<AtomicU32>(bytes.div_ceil(4).max(1) as usize).ok()?;
+        let count = layout.size() / size_of::<AtomicU32>();
+        // SAFETY: the layout is of one number or more.
+        let zeros = NonNull::new(unsafe { alloc_zeroed(layout) })?.cast();
+        // SAFETY: these are `count` numbers, all zero, from the allocator that a box gives its memory back to.
+        let words = unsafe { Box::from_raw(NonNull::slice_from_raw_parts(zeros, count).as_ptr()) };
         self.live.push(Allocation { base, len: bytes, words, name });
         self.next = base + bytes + GUARD;
         self.used += bytes;

@@ -7,7 +7,7 @@ use crate::check::undefined::Holes;
 use crate::trap::Fault;
 
 /// Bytes and shadow. Offset 0 of the address space is offset 0 here; the reserved first KiB holds nothing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Shared {
     bytes: Vec<u8>,
     /// One state for every 32-bit word.

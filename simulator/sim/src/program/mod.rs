@@ -79,6 +79,9 @@ pub struct Param {
     pub bytes: u32,
 }
 
+/// Offset and size of a parameter or result in the thread's parameter memory.
+pub type Given = (u32, u32);
+
 /// A device function as a call sees it: where its parameters lie in the thread's parameter memory.
 #[derive(Debug, Clone, Default)]
 pub struct Callee {
@@ -86,14 +89,12 @@ pub struct Callee {
     pub entry: u32,
     /// What a pointer to it holds.
     pub address: u64,
-    /// `(offset, bytes)` of every parameter.
-    pub params: Vec<(u32, u32)>,
-    /// `(offset, bytes)` of every return parameter.
-    pub returns: Vec<(u32, u32)>,
+    pub params: Vec<Given>,
+    pub returns: Vec<Given>,
 }
 
 /// A kernel with all it calls.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Kernel {
     /// As the text names it.
     pub name: String,
@@ -136,32 +137,6 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel without code.
-    pub fn new(name: String, generation: Generation) -> Kernel {
-        Kernel {
-            name,
-            code: Vec::new(),
-            sites: Vec::new(),
-            opcodes: Vec::new(),
-            callees: Vec::new(),
-            params: Vec::new(),
-            param_bytes: 0,
-            rows: [0; 3],
-            static_shared: 0,
-            dynamic_offset: 0,
-            local_bytes: 0,
-            func_param_bytes: 0,
-            reqntid: None,
-            maxntid: None,
-            cluster: None,
-            maxnreg: None,
-            minnctapersm: None,
-            shared_variables: Vec::new(),
-            generation,
-            names: Default::default(),
-        }
-    }
-
     /// The name of a register, for messages.
     pub fn register(&self, r: Reg) -> String {
         let (file, i) = match r {

@@ -25,7 +25,7 @@ pub struct Role {
 }
 
 /// Everything known about a launch without a card.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
     /// The kernel.
     pub kernel: String,
@@ -194,17 +194,7 @@ mod tests {
         let mut counters = Counters::new(1, 1);
         counters.tensor_ops = [989_400_000_000, 0, 0];
         counters.unique_bytes = 3_350_000;
-        let report = Report {
-            kernel: "k".into(),
-            declared_registers: 1,
-            maxnreg: None,
-            assembled: None,
-            shared: (0, 0),
-            tmem_columns: 0,
-            size: (132, 128),
-            roles: Vec::new(),
-            counters,
-        };
+        let report = Report { size: (132, 128), counters, ..Report::default() };
         let e = report.estimate(Card::H100);
         let (what, time) = e.bound();
         assert_eq!(what, "tensor cores");

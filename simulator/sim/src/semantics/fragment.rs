@@ -65,28 +65,28 @@ pub const fn wgmma_d(warp: u32, lane: u32, i: u32) -> (u32, u32) {
     (16 * warp + row, 8 * (i / 4) + col)
 }
 
-/// `(row, k)` of element `i` of A of `wmma.mMnNkK`. The ISA leaves the fragments of `wmma` open (9.7.14.4.1);
-/// here, as on chips, they are those of `mma` of up to 16 rows, one after the other.
+/// `(row, k)` of element `i` of A of `mma.mMnNkK` and `wmma.mMnNkK`. The ISA leaves the fragments of `wmma` open
+/// (9.7.14.4.1); here, as on chips, they are those of `mma` of up to 16 rows, one after the other.
 #[inline]
-pub const fn wmma_a(bits: u32, (m, k): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
+pub const fn fragment_a(bits: u32, (m, k): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
     let rows = if m < 16 { m } else { 16 };
     let each = elements_per_lane(rows, k);
     let (row, kk) = mma_a(bits, rows, lane, i % each);
     (row + rows * (i / each), kk)
 }
 
-/// `(k, n)` of element `i` of B of `wmma.mMnNkK`: fragments of 8 columns, one after the other.
+/// `(k, n)` of element `i` of B: fragments of 8 columns, one after the other.
 #[inline]
-pub const fn wmma_b(bits: u32, k: u32, lane: u32, i: u32) -> (u32, u32) {
+pub const fn fragment_b(bits: u32, k: u32, lane: u32, i: u32) -> (u32, u32) {
     let each = elements_per_lane(k, 8);
     let (kk, n) = mma_b(bits, lane, i % each);
     (kk, n + 8 * (i / each))
 }
 
-/// `(row, column)` of element `i` of C or D of `wmma.mMnNkK`: fragments of up to 16 rows and 8 columns, those
+/// `(row, column)` of element `i` of C or D: fragments of up to 16 rows and 8 columns, those
 /// of the same rows one after the other.
 #[inline]
-pub const fn wmma_c((m, n): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
+pub const fn fragment_c((m, n): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
     let rows = if m < 16 { m } else { 16 };
     let each = elements_per_lane(rows, 8);
     let (row, col) = mma_c(lane, i % each);
@@ -203,133 +203,6 @@ pub fn check_thread_ids(a: u32, b: u32) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
-
-    /// Every element of the matrix is held exactly once.
-    fn covers(rows: u32, cols: u32, lanes: u32, place: impl Fn(u32, u32) -> (u32, u32)) {
-        let mut seen = BTreeSet::new();
-        for lane in 0..lanes {
-            for i in 0..rows * cols / lanes {
-                let (row, col) = place(lane, i);
-                assert!(row < rows && col < cols, "lane {lane} element {i} at {row},{col}");
-                assert!(seen.insert((row, col)), "lane {lane} element {i} repeats {row},{col}");
-            }
-        }
-        assert_eq!(seen.len() as u32, rows * cols);
-    }
-
-    #[test]
-    fn fragments_hold_each_element_once() {
-        for (bits, ks) in
-            [(16, &[8, 16][..]), (32, &[4, 8]), (8, &[16, 32]), (4, &[32, 64]), (64, &[4, 8, 16])]
-        {
-            for &k in ks {
-                covers(16, k, 32, |lane, i| mma_a(bits, 16, lane, i));
-                covers(k, 8, 32, |lane, i| mma_b(bits, lane, i));
-            }
-        }
-        for (bits, k) in [(64, 4), (8, 16), (4, 32)] {
-            covers(8, k, 32, |lane, i| mma_a(bits, 8, lane, i));
-        }
-        covers(16, 8, 32, mma_c);
-        covers(8, 8, 32, mma_c);
-        for bits in [8, 16, 32] {
-            covers(64, 256 / bits, 128, |t, i| wgmma_a(bits, t / 32, t % 32, i));
-        }
-        for n in (8..=256).step_by(8) {
-            covers(64, n, 128, |t, i| wgmma_d(t / 32, t % 32, i));
-        }
-        for (bits, m, n, k) in
-            [(16, 16, 16, 16), (16, 32, 8, 16), (16, 8, 32, 16), (8, 16, 16, 16), (8, 32, 8, 16)]
-                .into_iter()
-                .chain([(8, 8, 32, 16), (32, 16, 16, 8), (64, 8, 8, 4)])
-        {
-            covers(m, k, 32, |lane, i| wmma_a(bits, (m, k), lane, i));
-            covers(k, n, 32, |lane, i| wmma_b(bits, k, lane, i));
-            covers(m, n, 32, |lane, i| wmma_c((m, n), lane, i));
-        }
-        assert_eq!(elements_per_lane(16, 64), 32);
-    }
-
-    #[test]
-    fn multiplicands_are_where_the_isa_formulas_put_them_exact() {
-        // Each row: shape, and the ISA's formula for (row, column) in terms of group, quad and i.
-        for lane in 0..32 {
-            let (g, q) = (lane / 4, lane % 4);
-            for i in 0..8 {
-                // 9.7.14.5.8, m16n8k16, f16 and bf16.
-                let row = if i < 2 || (4..6).contains(&i) { g } else { g + 8 };
-                let col = q * 2 + (i & 1) + if i < 4 { 0 } else { 8 };
-                assert_eq!(mma_a(16, 16, lane, i), (row, col));
-                // 9.7.14.5.9, m16n8k16, 8-bit.
-                assert_eq!(mma_a(8, 16, lane, i), (if i < 4 { g } else { g + 8 }, q * 4 + (i & 3)));
-                // 9.7.14.5.8, m16n8k16, f64.
-                let (row, col) = if i % 2 == 0 { (g, i * 2 + q) } else { (g + 8, i * 2 - 2 + q) };
-                assert_eq!(mma_a(64, 16, lane, i), (row, col));
-                // 9.7.14.5.10, m16n8k32, 8-bit B.
-                let k = q * 4 + (i & 3) + if i < 4 { 0 } else { 16 };
-                assert_eq!(mma_b(8, lane, i), (k, g));
-            }
-            for i in 0..4 {
-                // 9.7.14.5.7, m16n8k8: f16, then tf32.
-                assert_eq!(mma_a(16, 16, lane, i), (if i < 2 { g } else { g + 8 }, q * 2 + (i & 1)));
-                let (row, col) = (if i % 2 == 0 { g } else { g + 8 }, if i < 2 { q } else { q + 4 });
-                assert_eq!(mma_a(32, 16, lane, i), (row, col));
-                // 9.7.14.5.8, B: f16, then f64.
-                assert_eq!(mma_b(16, lane, i), (q * 2 + (i & 1) + if i < 2 { 0 } else { 8 }, g));
-                assert_eq!(mma_b(64, lane, i), (q + i * 4, g));
-                assert_eq!(mma_c(lane, i), (if i < 2 { g } else { g + 8 }, q * 2 + (i & 1)));
-            }
-            for i in 0..16 {
-                // 9.7.14.5.10, m16n8k32: 8-bit A, then 4-bit A.
-                let row = if i < 4 || (8..12).contains(&i) { g } else { g + 8 };
-                let col = q * 4 + (i & 3) + if i < 8 { 0 } else { 16 };
-                assert_eq!(mma_a(8, 16, lane, i), (row, col));
-                assert_eq!(mma_a(4, 16, lane, i), (if i < 8 { g } else { g + 8 }, q * 8 + (i & 7)));
-                // 9.7.14.5.11, m16n8k64, B.
-                assert_eq!(mma_b(4, lane, i), (q * 8 + (i & 7) + if i < 8 { 0 } else { 32 }, g));
-            }
-            for i in 0..32 {
-                // 9.7.14.5.11, m16n8k64, A.
-                let row = if i < 8 || (16..24).contains(&i) { g } else { g + 8 };
-                assert_eq!(mma_a(4, 16, lane, i), (row, q * 8 + (i & 7) + if i < 16 { 0 } else { 32 }));
-            }
-            assert_eq!(mma_a(64, 8, lane, 0), (g, q));
-        }
-        assert_eq!(wgmma_d(2, 13, 27), (32 + 3 + 8, 8 * 6 + 2 + 1));
-    }
-
-    #[test]
-    fn every_byte_of_a_matrix_has_one_place() {
-        use MatrixShape::*;
-        for shape in [M8n8(false), M8n8(true), M16n16, M16n8, M8n16(Narrow::B4)] {
-            let registers = shape.registers() as u32;
-            let all = (0..32)
-                .flat_map(|l| (0..registers).flat_map(move |r| (0..4).map(move |e| shape.place(l, r, e))));
-            let places: std::collections::BTreeSet<_> = all.collect();
-            assert_eq!(places.len(), shape.rows() * 16, "{shape:?}");
-        }
-        assert_eq!(M16n16.place(5, 1, 2), (6, 9));
-        assert_eq!(M16n8.place(5, 0, 3), (3, 9));
-    }
-
-    #[test]
-    fn transposed_ldmatrix_is_movmatrix_of_the_plain_one() {
-        for lane in 0..32 {
-            for half in 0..2 {
-                let (source_lane, source_half) = movmatrix_source(lane, half);
-                assert_eq!(matrix_b16(true, lane, half), matrix_b16(false, source_lane, source_half));
-                assert_eq!(matrix_b16(false, lane, half), mma_b_transposed(lane, half));
-            }
-        }
-        covers(8, 8, 32, |lane, half| matrix_b16(true, lane, half));
-
-        // An untransposed n-major tile loads as the B fragment of m16n8k8.
-        fn mma_b_transposed(lane: u32, half: u32) -> (u32, u32) {
-            let (k, n) = mma_b(16, lane, half);
-            (n, k)
-        }
-    }
 
     #[test]
     fn scale_selectors_pick_the_lanes_of_the_figures() {

@@ -38,19 +38,3 @@ impl Narrow {
         std::array::from_fn(|i| ((packed >> (i as u32 * self.bits())) as u8 & mask) << shift)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn elements_widen_in_order_exact() {
-        let mut chunk = [0xff; 16];
-        chunk[..3].copy_from_slice(&[0x21, 0x43, 0x65]);
-        assert_eq!(Narrow::B4.widen(chunk, 2)[..6], [1, 2, 3, 4, 5, 6].map(|v| v << 2));
-        // 0x654321 in groups of six bits.
-        assert_eq!(Narrow::B6.widen(chunk, 0)[..4], [0x21, 0x0c, 0x14, 0x19]);
-        assert_eq!((Narrow::B4.packed_bytes(), Narrow::B6.packed_bytes()), (8, 12));
-        assert_eq!((Narrow::B4.tensor_shift(), Narrow::B6.tensor_shift()), (2, 1));
-    }
-}

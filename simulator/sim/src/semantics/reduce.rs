@@ -85,20 +85,10 @@ mod tests {
     use Reduction::*;
     use Type::*;
 
+    /// What conformance cases have no data for.
     #[test]
-    fn each_operator_does_what_its_name_says_exact() {
-        let f = |x: f32| x.to_bits() as u64;
+    fn edges_exact() {
         for (op, ty, old, operand, new) in [
-            (Add, U32, u32::MAX as u64, 2, 1),
-            (Add, S64, u64::MAX, 1, 0),
-            (Add, F32, f(1.5), f(2.25), f(3.75)),
-            (Add, F64, 1.5f64.to_bits(), 0.25f64.to_bits(), 1.75f64.to_bits()),
-            (Add, F16, 0x3c00, 0x3c00, 0x4000),
-            (Add, Bf16, 0x3f80, 0x3f80, 0x4000),
-            (Min, S32, 0xffff_ffff, 0, 0xffff_ffff),
-            (Min, U32, 0xffff_ffff, 7, 7),
-            (Max, U64, u64::MAX, 1, u64::MAX),
-            (Max, S64, u64::MAX, 1, 1),
             (Max, F16, 0x7e00, 0xbc00, 0xbc00),
             (Min, Bf16, 0, 0x8000, 0x8000),
             (Inc, U32, 3, 3, 0),
@@ -106,13 +96,10 @@ mod tests {
             (Dec, U32, 0, 9, 9),
             (Dec, U32, 10, 9, 9),
             (Dec, U32, 5, 9, 4),
-            (And, B32, 0b1100, 0b1010, 0b1000),
-            (Or, B64, 0b1100, 0b1010, 0b1110),
-            (Xor, B64, 0b1100, 0b1010, 0b0110),
+            (Add, F32, 1, 1, 2),
         ] {
             assert_eq!(op.apply(ty, old, operand, false), Ok(new), "{op:?} {ty:?}");
         }
-        assert_eq!(Add.apply(F32, 1, 1, false), Ok(2));
         assert_eq!(Add.apply(F32, 1, 1, true), Ok(0));
     }
 

@@ -7,6 +7,7 @@
 
 use super::misuse::require;
 use crate::trap::Fault;
+use std::ops::Add;
 
 /// A place in Tensor Memory: one 32-bit word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +27,15 @@ impl Cell {
     /// The address that names it.
     pub const fn address(self) -> u32 {
         self.lane << 16 | self.column
+    }
+}
+
+impl Add for Cell {
+    type Output = Cell;
+
+    /// A cell relative to a base.
+    fn add(self, by: Cell) -> Cell {
+        Cell { lane: self.lane + by.lane, column: self.column + by.column }
     }
 }
 
@@ -279,118 +289,6 @@ impl AccessShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::semantics::fragment::mma_c;
-    use std::collections::{BTreeMap, BTreeSet};
-
-    #[test]
-    fn accumulators_fill_their_lanes_once() {
-        for (m, cta_group, path, lanes) in [
-            (256, 2, DataPath::A, 128),
-            (128, 2, DataPath::B, 128),
-            (128, 1, DataPath::D, 128),
-            (64, 1, DataPath::F, 64),
-        ] {
-            assert_eq!(DataPath::new(m, cta_group), path);
-            for n in [16, 48, 256] {
-                let mut seen = BTreeMap::<u32, BTreeSet<Cell>>::new();
-                for row in 0..m {
-                    for col in 0..n {
-                        let (cta, cell) = path.accumulator(n, row, col);
-                        assert!(cell.lane < 128 && cell.column < path.accumulator_columns(n));
-                        assert!(seen.entry(cta).or_default().insert(cell));
-                    }
-                }
-                assert_eq!(seen.len() as u32, cta_group);
-                for cells in seen.values() {
-                    assert_eq!(cells.len() as u32, lanes * path.accumulator_columns(n));
-                }
-            }
-        }
-        assert_eq!(DataPath::F.accumulator(8, 17, 3), (0, Cell { lane: 33, column: 3 }));
-        assert_eq!(DataPath::B.accumulator(64, 70, 40), (1, Cell { lane: 70, column: 8 }));
-        assert_eq!(DataPath::A.accumulator(64, 200, 40), (1, Cell { lane: 72, column: 40 }));
-    }
-
-    #[test]
-    fn a_in_tensor_memory_packs_words_low_to_high_exact() {
-        assert_eq!(DataPath::D.multiplicand(16, 5, 3), (0, Cell { lane: 5, column: 1 }, 16));
-        assert_eq!(DataPath::D.multiplicand(4, 5, 9), (0, Cell { lane: 5, column: 1 }, 4));
-        assert_eq!(DataPath::F.multiplicand(8, 20, 31), (0, Cell { lane: 36, column: 7 }, 24));
-        assert_eq!(DataPath::A.multiplicand(32, 130, 7), (1, Cell { lane: 2, column: 7 }, 0));
-        assert_eq!(DataPath::B.multiplicand(16, 64, 0), (1, Cell { lane: 0, column: 0 }, 0));
-    }
-
-    /// The 128x4 scale block of cuBLAS, copied by one `cp`, puts each scale where `mma` looks for it.
-    #[test]
-    fn scale_blocks_copy_to_where_scales_are_read_exact() {
-        for row in 0..128u32 {
-            for block in 0..4 {
-                let byte_in_block = row % 32 * 16 + row / 32 * 4 + block;
-                let (source_row, byte) = (byte_in_block / 16, byte_in_block % 16);
-                let lanes: Vec<u32> = CopyShape::S32x128bWarpx4.lanes(source_row).collect();
-                let (cell, byte_in_word) = scale(row, block, 0);
-                assert_eq!(lanes, [0, 32, 64, 96].map(|partition| partition + cell.lane));
-                assert_eq!((cell.column, byte_in_word), (byte / 4, byte % 4));
-            }
-        }
-        assert_eq!(scale(33, 1, 2), (Cell { lane: 1, column: 1 }, 3));
-    }
-
-    #[test]
-    fn copies_reach_the_lanes_their_multicast_names_exact() {
-        use CopyShape::*;
-        for (shape, bytes, row, lanes) in [
-            (S128x256b, 128 * 32, 77, &[77][..]),
-            (S128x128b, 128 * 16, 127, &[127]),
-            (S4x256b, 4 * 32, 3, &[96]),
-            (S64x128bWarps02And13, 64 * 16, 33, &[33, 97]),
-            (S64x128bWarps01And23, 64 * 16, 33, &[65, 97]),
-            (S64x128bWarps01And23, 64 * 16, 31, &[31, 63]),
-            (S32x128bWarpx4, 32 * 16, 1, &[1, 33, 65, 97]),
-        ] {
-            assert_eq!(shape.lanes(row).collect::<Vec<_>>(), lanes, "{shape:?}");
-            assert_eq!(shape.rows() * shape.chunks() * 16, bytes);
-            let all: Vec<u32> = (0..shape.rows()).flat_map(|row| shape.lanes(row)).collect();
-            let distinct: BTreeSet<u32> = all.iter().copied().collect();
-            assert_eq!(all.len(), distinct.len());
-            assert!(distinct.len() == 128 || shape == S4x256b);
-        }
-    }
-
-    #[test]
-    fn register_shapes_cover_their_rectangle_once() {
-        use AccessShape::*;
-        for num in [1, 2, 4, 8, 16, 32] {
-            for (shape, lanes, columns) in [
-                (S32x32b, 32, num),
-                (S16x64b, 16, 2 * num),
-                (S16x128b, 16, 4 * num),
-                (S16x256b, 16, 8 * num),
-                (S16x32bx2 { split: num }, 16, 2 * num),
-            ] {
-                let registers = shape.registers(num);
-                let threads = || (0..32).flat_map(|t| (0..registers).map(move |r| (t, r)));
-                let cells: BTreeSet<Cell> = threads().map(|(t, r)| shape.cell(t, r)).collect();
-                assert_eq!(cells.len() as u32, lanes * columns, "{shape:?}");
-                assert!(cells.iter().all(|c| c.lane < lanes && c.column < columns));
-                let shape =
-                    if let S16x32bx2 { split } = shape { S16x32bx2 { split: 2 * split } } else { shape };
-                let packed: BTreeSet<Cell> = threads().flat_map(|(t, r)| shape.packed_cells(t, r)).collect();
-                assert_eq!(packed.len() as u32, 2 * lanes * columns);
-                assert!(packed.iter().all(|c| c.lane < lanes && c.column < 2 * columns));
-            }
-        }
-        // 16x256b is the accumulator fragment of mma.m16n8.
-        for thread in 0..32 {
-            for register in 0..4 {
-                let (row, col) = mma_c(thread, register);
-                assert_eq!(S16x256b.cell(thread, register), Cell { lane: row, column: col });
-            }
-        }
-        assert_eq!(S16x64b.cell(7, 3), Cell { lane: 9, column: 7 });
-        assert_eq!(S16x128b.cell(7, 3), Cell { lane: 9, column: 7 });
-        assert_eq!(S16x32bx2 { split: 40 }.cell(20, 3), Cell { lane: 4, column: 43 });
-    }
 
     #[test]
     fn addresses_out_of_reach_are_named() {

@@ -213,10 +213,10 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
 
 fn dealloc(cx: &mut Cx<'_, '_>, group: u32, address: Src, columns: Src) -> Result<()> {
     let columns = cx.uniform(columns, "the column count")? as u32;
-    let address = Cell::from_address(cx.uniform(address, "the tensor memory address")? as u32);
+    let address = cx.uniform(address, "the tensor memory address")? as u32;
     let tmem = &mut cx.cl.ctas[cx.cta].tmem;
     tmem.use_group(group)?;
-    tmem.dealloc(address.column, columns)?;
+    tmem.dealloc(address, columns)?;
     cx.cl.progress += 1;
     Ok(())
 }

@@ -145,10 +145,6 @@ pub fn issue(op: &Arc<Multiply>, cx: &mut Cx<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-fn offset(base: Cell, relative: Cell) -> Cell {
-    Cell { lane: base.lane + relative.lane, column: base.column + relative.column }
-}
-
 fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Result<()> {
     let InstrDesc { m, n, k, .. } = w.desc;
     let (a, b) = operands(w, cl, me, who)?;
@@ -166,7 +162,7 @@ fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Res
     }
     let place = |row: u32, col: u32| {
         let (cta, cell) = w.path.accumulator(n, row, col);
-        (w.ranks[cta as usize] as usize, offset(w.d, cell))
+        (w.ranks[cta as usize] as usize, w.d + cell)
     };
     let shape = Shape { m: m as usize, n: n as usize, k: k as usize };
     let old: Vec<u32> = (0..m * n)
@@ -278,7 +274,7 @@ fn tmem_operand(
     let mut out = Vec::with_capacity((rows * w.desc.k) as usize);
     for row in 0..rows {
         let (_, start, _) = w.path.multiplicand(container, first + row, 0);
-        let start = offset(base, start);
+        let start = base + start;
         for copy in w.path.copies() {
             let cell = Cell { lane: start.lane + copy, ..start };
             cl.touch_tmem(rank, cell, words, Kind::READ, who)?;
@@ -295,7 +291,7 @@ fn tmem_operand(
         }
         for k in 0..w.desc.k {
             let (_, cell, shift) = w.path.multiplicand(container, first + row, k);
-            let cell = offset(base, cell);
+            let cell = base + cell;
             let word = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
             out.push(decoder.get(word >> (shift + within)));
         }
@@ -324,7 +320,7 @@ fn scale_factors(
                 None => (0..4, row),
             };
             let (relative, _) = scale(number, 0, id);
-            let cell = offset(base, relative);
+            let cell = base + relative;
             let word = replicated(cl, rank, cell, partitions, who)?;
             for block in 0..vec {
                 let (_, byte) = scale(number, block, id);

@@ -3,6 +3,7 @@
 use super::super::*;
 use super::{TensorWho, group, tmem};
 use crate::machine::regs::Lock;
+use crate::memory::tmem::COLUMNS;
 use crate::semantics::misuse::require;
 use crate::semantics::narrow::Narrow;
 use crate::semantics::smem_desc::SmemDesc;
@@ -60,7 +61,11 @@ pub fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Decod
     let shape = match shape {
         AccessShape::S16x32bx2 { .. } => {
             // The distance of the second half stands after the address.
-            AccessShape::S16x32bx2 { split: i.constant(address + 1)? }
+            let split = i.constant(address + 1)?;
+            if split > COLUMNS {
+                return i.error(format!("the second half is {split} columns behind: there are {COLUMNS}"));
+            }
+            AccessShape::S16x32bx2 { split }
         }
         other => other,
     };
@@ -72,16 +77,12 @@ pub fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Decod
     Ok(Access { shape, regs: list, address: tmem(i, address)?, packed })
 }
 
-fn at(base: Cell, relative: Cell) -> Cell {
-    Cell { lane: base.lane + relative.lane, column: base.column + relative.column }
-}
-
 /// Cells of register `r` of every thread: one, or two for packed halves.
 fn cells(op: &Access, base: Cell, thread: u32, r: u32) -> Vec<Cell> {
     if op.packed {
-        op.shape.packed_cells(thread, r).map(|c| at(base, c)).to_vec()
+        op.shape.packed_cells(thread, r).map(|c| base + c).to_vec()
     } else {
-        vec![at(base, op.shape.cell(thread, r))]
+        vec![base + op.shape.cell(thread, r)]
     }
 }
 
@@ -97,7 +98,7 @@ fn touch(
     let n = op.regs.len() as u32;
     if op.shape == AccessShape::S32x32b && !op.packed {
         // A thread's cells are one run of columns.
-        return (0..32).try_for_each(|t| cl.touch_tmem(rank, at(base, op.shape.cell(t, 0)), n, kind, who));
+        return (0..32).try_for_each(|t| cl.touch_tmem(rank, base + op.shape.cell(t, 0), n, kind, who));
     }
     for t in 0..32 {
         for r in 0..n {
@@ -242,7 +243,7 @@ fn execute_copy(
                         bytes = narrow.widen(bytes, narrow.tensor_shift());
                     }
                     for lane in shape.lanes(row) {
-                        let cell = at(base, Cell { lane, column: 4 * chunk });
+                        let cell = base + Cell { lane, column: 4 * chunk };
                         cl.touch_tmem(rank, cell, 4, Kind::WRITE, &who)?;
                         for (i, word) in bytes.chunks_exact(4).enumerate() {
                             let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);

@@ -136,7 +136,7 @@ impl Carried {
 }
 
 /// Lanes that execute together.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Group {
     /// Next instruction.
     pub pc: u32,

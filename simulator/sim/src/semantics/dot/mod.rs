@@ -53,9 +53,10 @@ use super::float::{F16, F32, Format, Round, Specials};
 use super::instr_desc::Accumulator;
 
 /// Whose tensor cores are modelled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Generation {
     /// sm_80 to sm_87.
+    #[default]
     Ampere,
     /// sm_89.
     Ada,

@@ -68,6 +68,8 @@ const WHAT_COPY: &str = "cp.async.bulk.tensor";
 struct Walk {
     /// Innermost coordinate.
     first: i64,
+    /// Its address in the first row of the tensor.
+    start: i64,
     smem: u32,
     /// Bytes that stay together in shared memory.
     unit: u32,
@@ -106,37 +108,53 @@ impl TiledTensor {
         self.counts()[1..].iter().product::<u32>() * self.row_bytes()
     }
 
-    /// Checks operands of one copy and walks it in order of the box: `coordinates` start the box, innermost
+    /// Checks operands of one copy and lists its pieces in order of the box: `coordinates` start the box, innermost
     /// first, and `smem` is the destination or source in the shared window.
     ///
     /// # Errors
     /// A misaligned shared address; a box that does not start on a whole 16 bytes of the innermost dimension, where an
     /// H100 stops with an illegal instruction; for stores, a negative coordinate.
-    pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Fault> {
+    pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Vec<Piece>, Fault> {
         let given = coordinates.len();
-        require(
-            given == self.rank,
-            WHAT_COPY,
-            "coordinates",
-            given as u64,
-            "they are as many as the map's dimensions",
-        )?;
+        let rule = "they are as many as the map's dimensions";
+        require(given == self.rank, WHAT_COPY, "coordinates", given as u64, rule)?;
         self.check_mode(false)?;
         let walk = self.walk(coordinates, smem, direction)?;
-        let mut start = [0; 5];
-        for (s, &c) in start.iter_mut().zip(coordinates) {
-            *s = c as i64;
-        }
-        Ok(Pieces {
-            tensor: self,
-            start,
-            counts: self.counts(),
-            walk,
-            index: [0; 5],
-            row: 0,
-            at: 0,
-            done: false,
+        let counts = self.counts();
+        let rows = (0..counts[1..].iter().product()).map(|mut row: u32| {
+            self.row(
+                &walk,
+                coordinates[1..].iter().enumerate().map(|(d, &start)| {
+                    let index = row % counts[d + 1];
+                    row /= counts[d + 1];
+                    i64::from(start) + i64::from(index) * i64::from(self.element_strides[d + 1])
+                }),
+            )
+        });
+        Ok(self.listed(&walk, rows))
+    }
+
+    /// The address of a row's first byte, and whether the row is inside the tensor: its coordinates from the second on.
+    fn row(&self, walk: &Walk, outer: impl Iterator<Item = i64>) -> (i64, bool) {
+        (1..).zip(outer).fold((walk.start, true), |(address, inside), (d, at): (usize, i64)| {
+            let here = at >= 0 && at < self.dims[d] as i64;
+            (address.wrapping_add(at.wrapping_mul(self.strides[d] as i64)), inside && here)
         })
+    }
+
+    /// The pieces of `rows`, each the row's first byte in global memory and whether it is inside.
+    fn listed(&self, walk: &Walk, rows: impl Iterator<Item = (i64, bool)>) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for (number, row) in rows.enumerate() {
+            let mut at = 0;
+            while at < self.row_bytes() {
+                let piece = self.piece(walk, number as u32, row, at);
+                // Sixteen padded elements take as many bytes of shared memory.
+                at += if self.ty.is_padded() { 16 } else { piece.bytes };
+                pieces.push(piece);
+            }
+        }
+        pieces
     }
 
     /// A copy says im2col if and only if its map does.
@@ -149,20 +167,11 @@ impl TiledTensor {
     fn walk(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Walk, Fault> {
         let first = coordinates[0];
         // 128 bytes is the rule of the CUDA programming guide; atoms of 32 and 64 bytes are within it.
-        require(
-            smem.is_multiple_of(128),
-            WHAT_COPY,
-            "shared memory address",
-            smem as u64,
-            "it is a multiple of 128",
-        )?;
-        require(
-            (i64::from(first) * u64::from(self.ty.bits()) as i64) % 128 == 0,
-            WHAT_COPY,
-            "innermost coordinate",
-            first as u32 as u64,
-            "the box starts on a multiple of 16 bytes",
-        )?;
+        let rule = "it is a multiple of 128";
+        require(smem.is_multiple_of(128), WHAT_COPY, "shared memory address", smem as u64, rule)?;
+        let bits = i64::from(first) * i64::from(self.ty.bits());
+        let rule = "the box starts on a multiple of 16 bytes";
+        require(bits % 128 == 0, WHAT_COPY, "innermost coordinate", first as u32 as u64, rule)?;
         for &c in coordinates {
             let rule = "a store starts at coordinates >= 0";
             require(c >= 0 || direction == Direction::Load, WHAT_COPY, "coordinate", c as u32 as u64, rule)?;
@@ -171,17 +180,14 @@ impl TiledTensor {
             let rule = "the box of a padded type starts on a multiple of 128 elements";
             require(first % 128 == 0, WHAT_COPY, "innermost coordinate", first as u32 as u64, rule)?;
             if direction == Direction::Store {
-                return Err(not_modelled(
-                    WHAT,
-                    "data type of a store",
-                    self.ty as u64,
-                    "types without padding",
-                ));
+                let rule = "types without padding";
+                return Err(not_modelled(WHAT, "data type of a store", self.ty as u64, rule));
             }
         }
         let unit = if self.swizzle == Swizzle::B128Atom32Flip8 { 8 } else { self.swizzle.atom() };
         let unit = if self.swizzle == Swizzle::None { self.row_bytes() } else { unit };
-        Ok(Walk { first: first.into(), smem, unit, direction })
+        let start = (self.base as i64).wrapping_add(bits / 8);
+        Ok(Walk { first: first.into(), start, smem, unit, direction })
     }
 
     /// The piece of row `row` of the box that begins at its byte `at`. The row's first byte is at `row_start` of
@@ -211,15 +217,10 @@ impl TiledTensor {
         }
     }
 
-    /// Bytes of shared memory from a piece to the next one of its row.
-    fn pitch(&self, piece: &Piece) -> u32 {
-        if self.ty.is_padded() { 16 } else { piece.bytes }
-    }
-
     /// The byte range of dimension 0 that a copy reads or writes, relative to the row's first byte: what lies inside
     /// the tensor, and for stores and reductions the whole last 16 bytes of it, as an H100 does.
     fn row_window(&self, start: i64, direction: Direction) -> (i64, i64) {
-        let bits = u64::from(self.ty.bits()) as i64;
+        let bits = i64::from(self.ty.bits());
         let first = -start * bits / 8;
         let row = self.dims[0] as i64 * bits / 8;
         let row = match direction {
@@ -227,66 +228,6 @@ impl TiledTensor {
             Direction::Store => (row + 15) / 16 * 16,
         };
         (first, first + row)
-    }
-}
-
-/// Iterator over the [`Piece`]s of a box: see [`TiledTensor::pieces`].
-#[derive(Debug, Clone)]
-pub struct Pieces<'a> {
-    tensor: &'a TiledTensor,
-    start: [i64; 5],
-    counts: [u32; 5],
-    walk: Walk,
-    /// Position in dimensions 1 and up.
-    index: [u32; 5],
-    /// Rows walked.
-    row: u32,
-    /// Byte within the row.
-    at: u32,
-    done: bool,
-}
-
-impl Pieces<'_> {
-    /// The address of the row's first byte, and whether its outer coordinates are inside the tensor.
-    fn row_start(&self) -> (i64, bool) {
-        let t = self.tensor;
-        let mut address = t.base as i64 + self.start[0] * t.ty.bits() as i64 / 8;
-        let mut inside = true;
-        for d in 1..t.rank {
-            let c = self.start[d] + self.index[d] as i64 * t.element_strides[d] as i64;
-            inside &= c >= 0 && c < t.dims[d] as i64;
-            address = address.wrapping_add(c.wrapping_mul(t.strides[d] as i64));
-        }
-        (address, inside)
-    }
-
-    fn next_row(&mut self) {
-        self.at = 0;
-        self.row += 1;
-        for d in 1..self.tensor.rank {
-            self.index[d] += 1;
-            if self.index[d] < self.counts[d] {
-                return;
-            }
-            self.index[d] = 0;
-        }
-        self.done = true;
-    }
-}
-
-impl Iterator for Pieces<'_> {
-    type Item = Piece;
-
-    fn next(&mut self) -> Option<Piece> {
-        if self.done {
-            return None;
-        }
-        let piece = self.tensor.piece(&self.walk, self.row, self.row_start(), self.at);
-        self.at += self.tensor.pitch(&piece);
-        if self.at == self.tensor.row_bytes() {
-            self.next_row();
-        }
-        Some(piece)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Copies of a list of rows: four rows of a matrix (`.tile::gather4`, `.tile::scatter4`; PTX ISA 5.5.3.4) and the
 //! pixels that a convolution filter meets (`.im2col`; 5.5.4).
 
-use super::{Direction, Piece, TiledTensor, WHAT, WHAT_COPY, Walk};
+use super::{Direction, Piece, TiledTensor, WHAT, WHAT_COPY};
 use crate::semantics::misuse::require;
 use crate::trap::Fault;
 
@@ -15,20 +15,6 @@ pub struct Bounds {
 }
 
 impl TiledTensor {
-    /// The pieces of `rows`, each the row's first byte in global memory and whether it is inside.
-    fn listed(&self, walk: &Walk, rows: impl Iterator<Item = (i64, bool)>) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        for (number, row) in rows.enumerate() {
-            let mut at = 0;
-            while at < self.row_bytes() {
-                let piece = self.piece(walk, number as u32, row, at);
-                at += self.pitch(&piece);
-                pieces.push(piece);
-            }
-        }
-        pieces
-    }
-
     /// Rows `rows` of a matrix from column `column` on, one below the other in shared memory.
     ///
     /// # Errors
@@ -45,12 +31,8 @@ impl TiledTensor {
         let rule = "gather4 and scatter4 take maps of two dimensions whose box has one row";
         require(single, WHAT, "boxDim[1]", self.box_dims[1].into(), rule)?;
         let walk = self.walk(&[column], smem, direction)?;
-        let start = self.base as i64 + walk.first * self.ty.bits() as i64 / 8;
-        let row = |&row: &i32| {
-            let inside = row >= 0 && i64::from(row) < self.dims[1] as i64;
-            (start.wrapping_add(i64::from(row).wrapping_mul(self.strides[1] as i64)), inside)
-        };
-        Ok(self.listed(&walk, rows.iter().map(row)))
+        let rows = rows.iter().map(|&row| self.row(&walk, std::iter::once(row.into())));
+        Ok(self.listed(&walk, rows))
     }
 
     /// Bytes of four rows.
@@ -92,14 +74,8 @@ impl TiledTensor {
         let mut base: Vec<i64> = coordinates[1..].iter().map(|&c| c.into()).collect();
         let mut rows = Vec::new();
         for _ in 0..self.box_dims[1] {
-            let mut address = self.base as i64 + walk.first * self.ty.bits() as i64 / 8;
-            let mut inside = true;
-            for (d, &at) in base.iter().enumerate() {
-                let at = at + offsets.get(d).map_or(0, |&o| o.into());
-                inside &= at >= 0 && at < self.dims[d + 1] as i64;
-                address = address.wrapping_add(at.wrapping_mul(self.strides[d + 1] as i64));
-            }
-            rows.push((address, inside));
+            let offset = |d: usize| offsets.get(d).map_or(0, |&o| o.into());
+            rows.push(self.row(&walk, base.iter().enumerate().map(|(d, at)| at + offset(d))));
             // Like the digits of a number: a dimension that is past its end starts anew and the next one moves.
             let past_all = (0..space).all(|d| {
                 base[d] += i64::from(self.element_strides[d + 1]);
@@ -134,22 +110,6 @@ mod tests {
         }
     }
 
-    /// Example 2 of PTX ISA 5.5.4.1: a filter of three by three without padding; its last position.
-    #[test]
-    fn a_column_walks_the_bounding_box_exact() {
-        let bounds = Bounds { lower: [0; 3], upper: [-2; 3] };
-        let tensor = images(Some(bounds), [16, 64]);
-        let pieces = tensor.columns(&[0, 6, 7, 4], &[2, 2], 0, Direction::Load).unwrap();
-        assert_eq!(pieces.len(), 64);
-        let pixel = |w: u64, h: u64, n: u64| Some(0x1_0000 + 64 * (w + 9 * (h + 14 * n)));
-        // Base (6, 7) is the last of its row of 7; then (0, 8) and so on to (6, 11), then the next image.
-        assert_eq!(pieces[0].global, pixel(8, 9, 4));
-        assert_eq!(pieces[1].global, pixel(2, 10, 4));
-        assert_eq!(pieces[28].global, pixel(8, 13, 4));
-        assert_eq!(pieces[29].global, pixel(2, 2, 5));
-        assert!(pieces.iter().enumerate().all(|(i, p)| (p.smem, p.bytes) == (16 * i as u32, 16)));
-    }
-
     #[test]
     fn modes_of_map_and_copy_agree() {
         let tiled = images(None, [16, 1]);
@@ -175,24 +135,5 @@ mod tests {
         assert!(store(0, 0, -1).unwrap_err().contains("a store starts at coordinates >= 0"));
         assert!(store(-1, 0, 0).unwrap_err().contains("lower corner is 0xffffffff"));
         assert!(store(0, 1, 0).unwrap_err().contains("upper corner is 0x1"));
-    }
-
-    #[test]
-    fn rows_are_gathered_in_their_order_exact() {
-        let matrix = TiledTensor { rank: 2, ..images(None, [32, 1]) };
-        let pieces = matrix.scattered(48, &[7, -1, 9, 0], 128, Direction::Load).unwrap();
-        let found: Vec<_> = pieces.iter().map(|p| (p.smem, p.global, p.bytes)).collect();
-        let at = |row: u64| Some(0x1_0000 + 64 * row + 48);
-        // Half of each row is past the tensor, rows -1 and 9 are outside.
-        let want = [
-            (128, at(7), 16),
-            (144, None, 16),
-            (160, None, 32),
-            (192, None, 32),
-            (224, at(0), 16),
-            (240, None, 16),
-        ];
-        assert_eq!(found, want);
-        assert_eq!(matrix.scattered_bytes(4), 128);
     }
 }
