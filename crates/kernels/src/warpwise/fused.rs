@@ -237,8 +237,19 @@ impl<'a> Fused<'a> {
         };
         let tile = k.eval((start >> 1) + group);
         let any = k.compare(Cmp::Lt, tile << 1, end);
-        let first = k.eval(part * self.blocks / config.k_groups);
-        let next = k.eval((part + 1) * self.blocks / config.k_groups);
+        let [first, next] = match (config.row_groups(), config.k_groups) {
+            // Warps that share blocks of A have the same parts.
+            (3, 5) if !config.shares_blocks() => {
+                k.comment("Of 15 warps the last scheduler has three: each of those takes a third more of K.");
+                [0u32, 1].map(|next| {
+                    let part = k.eval(part + next);
+                    let above = k.compare(Cmp::Gt, part + group, 3u32);
+                    let above = k.select::<U32>(above, 1u32, 0u32);
+                    k.eval((part * 3 + above) * self.blocks / 16)
+                })
+            }
+            (_, parts) => [0u32, 1].map(|next| k.eval((part + next) * self.blocks / parts)),
+        };
         let count = k.eval(next - first);
         // Warps without rows bring their part of A too.
         let count = if config.shares_blocks() { count } else { k.select::<U32>(any, count, 0u32) };

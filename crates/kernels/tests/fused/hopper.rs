@@ -79,6 +79,13 @@ fn bf16_in_and_every_float_out_bias_and_rounded_products_close() {
     }
 }
 
+/// One warpgroup adds up all of K: 65 sums, each of which loses what does not fit f32.
+#[test]
+fn a_long_sum_close() {
+    let variant = Variant { bias: true, ..problem::float(Activation::SWIGLU_OAI) };
+    check(Sm90a::new(2, 8, 2, 10, 1).two_per_sm(), &variant, (33, 130, 1040));
+}
+
 #[test]
 fn persistent_close() {
     // More tiles than the card has multiprocessors; the last stage holds one block of two.
