@@ -12,7 +12,7 @@ use dualgemm::{
 use half::f16;
 
 use crate::gpu::{assert_rows, filled, operand, values};
-use crate::on_device::{POISON, a_bytes, on_device, on_device_as, pair_on, read};
+use crate::on_device::{POISON, a_bytes, desc, on_device, on_device_as, pair_on, read};
 use crate::{expert, quantized, rel_l2};
 
 const SIM: GpuId = GpuId::Sim(SimArch::Sm90a);
@@ -28,10 +28,6 @@ fn plan(desc: &DualGemmDesc, options: GpuOptions) -> Plan {
 
 fn groups(groups: usize) -> GpuOptions {
     GpuOptions { groups, ..GpuOptions::default() }
-}
-
-fn desc(m: usize, n: usize, k: usize, a: AFormat, out: OutFormat) -> DualGemmDesc {
-    DualGemmDesc { out, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
 }
 
 /// Experts whose tensor scales differ, gate's from up's and one's from another's; some have a bias.

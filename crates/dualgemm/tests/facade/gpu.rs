@@ -3,7 +3,7 @@
 
 use dualgemm::check::select_rows;
 use dualgemm::device::{Device as _, DevicePtr, Stream};
-use dualgemm::formats::{BlockFormat, FloatType, QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3};
+use dualgemm::formats::{FloatType, QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3};
 use dualgemm::gemm::compare::Element;
 use dualgemm::gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale,
@@ -16,7 +16,7 @@ use dualgemm::{
 };
 use half::{bf16, f16};
 
-use crate::on_device::{a_bytes, pair_on, read};
+use crate::on_device::{a_bytes, desc, pair_on, read};
 use crate::{a_of, expert, quantized, rel_l2};
 
 const ID: GpuId = GpuId::Sim(SimArch::Sm90a);
@@ -28,10 +28,6 @@ fn gpu() -> &'static Gpu {
 fn plan(desc: &DualGemmDesc, strategy: Option<&str>) -> Plan {
     let options = GpuOptions { strategy: strategy.map(Into::into), ..GpuOptions::default() };
     DualGemm::plan(desc, &Target::Gpu(ID, options)).unwrap_or_else(|e| panic!("{e}"))
-}
-
-fn desc(m: usize, n: usize, k: usize, a: AFormat, out: OutFormat) -> DualGemmDesc {
-    DualGemmDesc { out, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
 }
 
 pub(crate) fn operand(m: usize, k: usize, format: AFormat) -> AOperand<'static> {

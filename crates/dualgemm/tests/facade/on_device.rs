@@ -1,8 +1,8 @@
 //! Operands of a call on rows in groups, in the memory of a device, and what its memory holds before.
 
 use dualgemm::device::DevicePtr;
-use dualgemm::formats::{FloatMatrix, Matrix, ScaleLayout};
-use dualgemm::gemm::{AOperand, DualGemmDesc, GateUp, OutFormat};
+use dualgemm::formats::{BlockFormat, FloatMatrix, Matrix, ScaleLayout};
+use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat};
 use dualgemm::strategies::Buffer;
 use dualgemm::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuId, GroupedCall};
 use half::{bf16, f16};
@@ -59,6 +59,11 @@ pub(crate) struct OnDevice {
     rows: Buffer,
     pub(crate) c: Buffer,
     pub(crate) c_scales: Buffer,
+}
+
+/// A product of nvfp4 weights.
+pub(crate) fn desc(m: usize, n: usize, k: usize, a: AFormat, out: OutFormat) -> DualGemmDesc {
+    DualGemmDesc { out, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
 }
 
 /// A in device memory, its block scales row by row, and where the experts' rows begin.
