@@ -1,10 +1,10 @@
 //! One NVFP4 tile on sm_100a: TMA, scales to tensor memory by `tcgen05.cp`, four block-scaled `tcgen05.mma`,
 //! commit, load back.
 
-use super::{e2m1, e4m3};
-use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use super::{Host, e2m1, e4m3};
+use dualgemm_device::{Args, Device};
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
-use dualgemm_sim::{Card, Config, Gpu};
+use dualgemm_sim::{Card, Config};
 
 const PTX: &str = include_str!("../ptx/sm100a_nvfp4_tile.ptx");
 
@@ -24,38 +24,21 @@ fn scale_at(r: usize, j: usize) -> usize {
 }
 
 fn run(seed: u64, ptx: &str) -> Result<Vec<f32>, String> {
-    let gpu = Gpu::new(Config::default().card(Card::B200).seed(seed));
-    let module = gpu.load(ptx).map_err(|e| e.to_string())?;
-    let f = gpu.function(module, "nvfp4_tile").map_err(|e| e.to_string())?;
-    let upload = |b: &[u8]| {
-        let d = gpu.alloc(b.len()).unwrap();
-        gpu.copy_to(d, b).unwrap();
-        d
+    let host = Host::new(ptx, Config::default().card(Card::B200).seed(seed));
+    let map = |data: Vec<u8>, ty, (rows, columns): (u32, u32), pitch, swizzle| {
+        let at = host.upload(data.into_iter().map(|byte| [byte])).0;
+        let whole = (rows.into(), columns.into());
+        host.gpu.tensor_map(&TensorMap::matrix(ty, at, whole, pitch, (rows, columns), swizzle)).unwrap()
     };
-    let (a, b) = (upload(&bytes(128 * 128, 1, 255)), upload(&bytes(128 * 128, 2, 255)));
-    let (sa, sb) = (upload(&bytes(2048, 3, 0x50)), upload(&bytes(2048, 4, 0x50)));
-    let codes = |p: DevicePtr| {
-        let map =
-            TensorMap::matrix(TensorDataType::U8, p.0, (128, 128), 128, (128, 128), TensorSwizzle::B128);
-        gpu.tensor_map(&map).unwrap()
-    };
-    let scales = |p: DevicePtr| {
-        let map = TensorMap::matrix(TensorDataType::U64, p.0, (1, 256), 2048, (1, 256), TensorSwizzle::None);
-        gpu.tensor_map(&map).unwrap()
-    };
-    let d = gpu.alloc(128 * 32).unwrap();
-    let args = Args::new()
-        .tensor_map(codes(a))
-        .tensor_map(codes(b))
-        .tensor_map(scales(sa))
-        .tensor_map(scales(sb))
-        .ptr(d);
-    let spec = LaunchSpec::new(f, [1, 1, 1], [128, 1, 1]).dynamic_shared(40 << 10).args(args);
-    // SAFETY: the device is simulated and fails a launch that leaves its memory.
-    unsafe { gpu.launch(&spec) }.map_err(|e| e.to_string())?;
-    let mut out = vec![0; 128 * 32];
-    gpu.copy_from(&mut out, d).unwrap();
-    Ok(out.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    let codes =
+        |seed| map(bytes(128 * 128, seed, 255), TensorDataType::U8, (128, 128), 128, TensorSwizzle::B128);
+    let scales =
+        |seed| map(bytes(2048, seed, 0x50), TensorDataType::U64, (1, 256), 2048, TensorSwizzle::None);
+    let maps = [codes(1), codes(2), scales(3), scales(4)];
+    let d = host.gpu.alloc(128 * 32).unwrap();
+    let args = maps.into_iter().fold(Args::new(), Args::tensor_map).ptr(d);
+    host.try_run("nvfp4_tile", [1, 1], 128, 40 << 10, args).map_err(|e| e.to_string())?;
+    Ok(host.download(d, 128 * 8, f32::from_le_bytes))
 }
 
 #[test]

@@ -13,24 +13,6 @@ use half::f16;
 const PTX: &str = include_str!("../nvcc/hopper_gemm.ptx");
 const CHUNK: usize = 2304;
 
-/// Template arguments of an instance.
-#[derive(Clone, Copy)]
-struct Instance {
-    groups: usize,
-    tokens: usize,
-    blocks_per_stage: usize,
-    stages: usize,
-    split: usize,
-    mode: usize,
-    k_groups: usize,
-}
-
-impl Instance {
-    fn new([groups, tokens, blocks_per_stage, stages, split, mode, k_groups]: [usize; 7]) -> Instance {
-        Instance { groups, tokens, blocks_per_stage, stages, split, mode, k_groups }
-    }
-}
-
 fn hash(x: u64) -> u32 {
     let mut x = x;
     x ^= x >> 33;
@@ -125,12 +107,16 @@ impl Problem {
     }
 }
 
-fn run(config: Config, i: Instance, p: &Problem) -> Vec<f64> {
+/// Runs the instance with these template arguments.
+fn run(
+    config: Config,
+    [groups, tokens, blocks_per_stage, stages, split, mode, k_groups]: [usize; 7],
+    p: &Problem,
+) -> Vec<f64> {
     let host = Host::new(PTX, config);
     let gpu = &host.gpu;
     let name = format!(
-        "_Z5fusedILi{}ELi{}ELi{}ELi{}ELi{}ELi{}ELi1ELi{}EEv14CUtensorMap_stPKhP6__halfiiiffPxPf",
-        i.groups, i.tokens, i.blocks_per_stage, i.stages, i.split, i.mode, i.k_groups
+        "_Z5fusedILi{groups}ELi{tokens}ELi{blocks_per_stage}ELi{stages}ELi{split}ELi{mode}ELi1ELi{k_groups}EEv14CUtensorMap_stPKhP6__halfiiiffPxPf"
     );
     let f = gpu.function(host.module, &name).unwrap();
     let a = host.upload(p.a.iter().map(|x| x.to_le_bytes()));
@@ -141,21 +127,21 @@ fn run(config: Config, i: Instance, p: &Problem) -> Vec<f64> {
         a.0,
         (p.m as u64, p.k as u64),
         p.k as u64 * 2,
-        (i.tokens as u32, 64),
+        (tokens as u32, 64),
         TensorSwizzle::B128,
     );
-    let stage = i.blocks_per_stage * i.tokens * 128 + i.groups * i.blocks_per_stage * CHUNK;
-    let pitch = i.groups * 64 + 16;
-    let reduce = if i.split * i.k_groups > 1 {
-        i.groups * i.k_groups * 128 * i.tokens * 2 + i.tokens * pitch / 2
+    let stage = blocks_per_stage * tokens * 128 + groups * blocks_per_stage * CHUNK;
+    let pitch = groups * 64 + 16;
+    let reduce = if split * k_groups > 1 {
+        groups * k_groups * 128 * tokens * 2 + tokens * pitch / 2
     } else {
-        i.tokens * pitch
+        tokens * pitch
     };
-    let shared = (i.stages * stage).max(reduce) + 16 * i.stages + 16 + 1024;
+    let shared = (stages * stage).max(reduce) + 16 * stages + 16 + 1024;
     let scale = (p.k as f32).sqrt() * 500.0;
     let (ag, au) = (2.0 / scale, 1.0 / scale);
-    let grid = 2 * p.n / 64 / i.groups * p.m.div_ceil(i.tokens) * i.split;
-    let threads = i.groups * i.k_groups * 128 + 128;
+    let grid = 2 * p.n / 64 / groups * p.m.div_ceil(tokens) * split;
+    let threads = groups * k_groups * 128 + 128;
     let args = Args::new()
         .tensor_map(gpu.tensor_map(&map).unwrap())
         .ptr(w)
@@ -168,7 +154,7 @@ fn run(config: Config, i: Instance, p: &Problem) -> Vec<f64> {
         .u64(0)
         .ptr(ws);
     let spec = LaunchSpec::new(f, [grid as u32, 1, 1], [threads as u32, 1, 1])
-        .cluster([i.split as u32, 1, 1])
+        .cluster([split as u32, 1, 1])
         .dynamic_shared(shared as u32)
         .args(args);
     // SAFETY: the device is simulated and fails a launch that leaves its memory.
@@ -198,13 +184,13 @@ fn every_way_to_split_a_product_close() {
         ([2, 128, 2, 3, 2, 256, 1], [128, 64, 512]),
         ([1, 8, 4, 4, 1, 0, 4], [5, 64, 2048]),
     ] {
-        run(Config::default(), Instance::new(instance), &Problem::new(m, n, k));
+        run(Config::default(), instance, &Problem::new(m, n, k));
     }
 }
 
 #[test]
 fn seeds_change_the_interleaving_but_not_the_result_exact() {
-    let (i, p) = (Instance::new([1, 8, 4, 4, 1, 0, 4]), Problem::new(8, 32, 1024));
+    let (i, p) = ([1, 8, 4, 4, 1, 0, 4], Problem::new(8, 32, 1024));
     let first = run(Config::default(), i, &p);
     for seed in 1..6 {
         assert_eq!(run(Config::default().seed(seed), i, &p), first);

@@ -6,7 +6,7 @@ mod library;
 mod nvcc;
 mod triton;
 
-use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec, ModuleId};
+use dualgemm_device::{Args, Device, DevicePtr, Error, LaunchSpec, ModuleId};
 use dualgemm_sim::{Config, Gpu};
 use std::borrow::Borrow;
 
@@ -34,13 +34,22 @@ impl Host {
         self.upload(values.into_iter().map(|v| v.borrow().to_le_bytes()))
     }
 
-    fn run(&self, kernel: &str, grid: [u32; 2], block: u32, shared: u32, args: Args) {
-        let f = self.gpu.function(self.module, kernel).unwrap();
+    fn try_run(
+        &self,
+        kernel: &str,
+        grid: [u32; 2],
+        block: u32,
+        shared: u32,
+        args: Args,
+    ) -> Result<(), Error> {
+        let f = self.gpu.function(self.module, kernel)?;
         let spec = LaunchSpec::new(f, [grid[0], grid[1], 1], [block, 1, 1]).dynamic_shared(shared).args(args);
         // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        if let Err(e) = unsafe { self.gpu.launch(&spec) }.and_then(|()| self.gpu.synchronize()) {
-            panic!("{e}");
-        }
+        unsafe { self.gpu.launch(&spec) }
+    }
+
+    fn run(&self, kernel: &str, grid: [u32; 2], block: u32, shared: u32, args: Args) {
+        self.try_run(kernel, grid, block, shared, args).unwrap_or_else(|e| panic!("{e}"));
     }
 
     fn download<const N: usize, T>(&self, at: DevicePtr, n: usize, f: fn([u8; N]) -> T) -> Vec<T> {
