@@ -111,8 +111,7 @@ pub struct Tokens<'a> {
     pub norms: [Norm<'a>; 2],
     /// Of each head's query and key, in families that have them.
     pub head_norms: Option<[Norm<'a>; 2]>,
-    /// Cosines and sines of each token's position, for all features of a head or, where the second half would repeat it, for the
-    /// first half.
+    /// Cosines and sines of each token's position, for all features of a head or for the first half, which the second repeats.
     pub rotation: [FloatMatrix<'a>; 2],
     /// The factor of products of queries and keys.
     pub scale: f32,
@@ -205,7 +204,7 @@ impl TokenLayer {
             let k = unsafe { of_row.part(row * of_keys, of_keys) };
             let [cos, sin] = rotation.map(|of| {
                 let (left, right) = of.row(row).split_at(head_dim / 2);
-                (left, if right.is_empty() { left } else { right })
+                [left, if right.is_empty() { left } else { right }]
             });
             for (heads, norm) in [q, k].into_iter().zip(head_norms) {
                 isa.dispatch(Position { heads, norm, cos, sin });
@@ -293,7 +292,8 @@ impl<'a, T: Float> Operands<'a, T> {
         let of_heads = |what, at: usize| {
             tokens.head_norms.as_ref().map(|norms| norm(what, &norms[at], head_dim)).transpose()
         };
-        let (&Tokens { room, len, unseen, .. }, sinks) = (&*tokens, tokens.sinks.as_ref());
+        let Tokens { room, len, unseen, .. } = *tokens;
+        let sinks = tokens.sinks.as_ref().map(|sinks| matrix("the sinks", sinks, 1, heads)).transpose()?;
         let (fits, expected) = if rows == 1 {
             (unseen <= len && len < room, "those unseen at least, less than")
         } else {
@@ -319,10 +319,7 @@ impl<'a, T: Float> Operands<'a, T> {
             ],
             head_norms: [of_heads("the norm of queries", 0)?, of_heads("the norm of keys", 1)?],
             rotation: [of_pairs("cos", 0)?, of_pairs("sin", 1)?],
-            sinks: sinks
-                .map(|sinks| matrix("the sinks", sinks, 1, heads))
-                .transpose()?
-                .map(|sinks| sinks.row(0)),
+            sinks: sinks.map(|sinks| sinks.row(0)),
             keys: output("the keys", keys, in_cache)?,
             values: output("the values", values, in_cache)?,
             out: output("out", &mut tokens.out, rows * hidden)?,
@@ -458,20 +455,17 @@ impl<T: Float> Work for Rms<'_, T> {
 struct Position<'a, T> {
     heads: &'a mut [T],
     norm: Option<Weights<'a, T>>,
-    cos: Halves<'a, T>,
-    sin: Halves<'a, T>,
+    /// Of the left features, and of the right ones.
+    cos: [&'a [T]; 2],
+    sin: [&'a [T]; 2],
 }
-
-/// What the left feature of each pair is multiplied by, and the right one.
-type Halves<'a, T> = (&'a [T], &'a [T]);
 
 impl<T: Float> Work for Position<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        let Self { cos, sin, .. } = self;
-        let half = cos.0.len();
+        let (cos, sin, half) = (self.cos, self.sin, self.cos[0].len());
         for head in self.heads.chunks_exact_mut(2 * half) {
             if let Some(norm) = self.norm {
                 rms_norm(head, norm);
@@ -482,8 +476,8 @@ impl<T: Float> Work for Position<'_, T> {
             };
             for (i, (left, right)) in left.iter_mut().zip(right).enumerate() {
                 let (l, r) = (left.widen(), right.widen());
-                *left = rotated(l, cos.0[i], -r, sin.0[i]);
-                *right = rotated(r, cos.1[i], l, sin.1[i]);
+                *left = rotated(l, cos[0][i], -r, sin[0][i]);
+                *right = rotated(r, cos[1][i], l, sin[1][i]);
             }
         }
     }
