@@ -94,6 +94,12 @@ impl Recording {
     }
 }
 
+fn upload(gpu: &Gpu, bytes: &[u8]) -> DevicePtr {
+    let at = gpu.alloc(bytes.len()).unwrap();
+    gpu.copy_to(at, bytes).unwrap();
+    at
+}
+
 /// Runs a recorded launch on data of ours. `out` gives what D should hold for a sum.
 fn gemm<const D: usize>(
     name: &str,
@@ -105,11 +111,7 @@ fn gemm<const D: usize>(
     let recording = Recording::read(name);
     for seed in 0..2 {
         let gpu = Gpu::new(Config::default().card(card).seed(seed));
-        let upload = |bytes: &[u8]| {
-            let at = gpu.alloc(bytes.len()).unwrap();
-            gpu.copy_to(at, bytes).unwrap();
-            at
-        };
+        let upload = |bytes: &[u8]| upload(&gpu, bytes);
         let (a, b) = (small(m * k, 1), small(n * k, 2));
         upload(&ta.encode(&a));
         upload(&tb.encode(&b));
@@ -194,11 +196,7 @@ fn blackwell_matrix_times_vector_of_nvfp4_exact() {
     let blocks = k / 16;
     for seed in 0..2 {
         let gpu = Gpu::new(Config::default().card(Card::B200).seed(seed));
-        let upload = |bytes: &[u8]| {
-            let at = gpu.alloc(bytes.len()).unwrap();
-            gpu.copy_to(at, bytes).unwrap();
-            at.0
-        };
+        let upload = |bytes: &[u8]| upload(&gpu, bytes).0;
         let (a, b) = (small(m * k, 1), small(k, 2));
         let [(sa, ca), (sb, cb)] = [scales(m, blocks, 3), scales(1, blocks, 4)];
         let encode = |values: &[i32]| upload(&Element::Nvfp4.encode(values));

@@ -158,11 +158,7 @@ fn two(i: &mut Ins<'_>) -> Decoded {
     let (ty, d) = (i.ty()?, i.dst(0)?);
     if ty == Type::Pred {
         let s = [i.predicate(1)?, i.predicate(2)?];
-        let op = match root {
-            "and" => BoolOp::And,
-            "or" => BoolOp::Or,
-            _ => BoolOp::Xor,
-        };
+        let op = BoolOp::NAMES.iter().find(|(name, _)| *name == root).map_or(BoolOp::Xor, |(_, op)| *op);
         return Ok(Op::computes(Spread::Bits, &s, &[], move |cx| {
             let [a, b] = s.map(|s| cx.w.regs.pred(s, cx.m));
             cx.w.regs.wpred(d, cx.m, combine(op, a, b));

@@ -41,12 +41,12 @@ impl Local {
         offsets: &[u64; 32],
         mut visit: impl FnMut(&mut [u8; N], &mut [bool; N], usize) -> bool,
     ) -> bool {
-        let inside = |l: usize| mask >> l & 1 == 0 || offsets[l].saturating_add(N as u64) <= self.size as u64;
-        if !self.holes.is_empty() || !(0..32).all(inside) {
-            return false;
-        }
-        offsets.iter().enumerate().filter(|(l, _)| mask >> l & 1 != 0).all(|(l, offset)| {
-            let at = l * self.size + *offset as usize;
+        let Some(last) = self.size.checked_sub(N).filter(|_| self.holes.is_empty()) else { return false };
+        offsets.iter().enumerate().filter(|(l, _)| mask >> l & 1 != 0).all(|(l, &offset)| {
+            if offset > last as u64 {
+                return false;
+            }
+            let at = l * self.size + offset as usize;
             let (bytes, written) = (&mut self.bytes[at..], &mut self.written[at..]);
             match (bytes.first_chunk_mut(), written.first_chunk_mut()) {
                 (Some(bytes), Some(written)) => visit(bytes, written, l),
@@ -72,8 +72,8 @@ impl Local {
         }
     }
 
-    /// Writes 4, 8 or 16 defined bytes of every lane of a mask. False, and nothing done, if not all lie inside or undefined
-    /// ones are about.
+    /// Writes 4, 8 or 16 defined bytes of every lane of a mask. False, and only lanes before are written, if not all lie inside
+    /// or undefined ones are about.
     pub fn store(&mut self, mask: u32, offsets: &[u64; 32], bytes: usize, src: &[u8]) -> bool {
         fn from<const N: usize>(src: &[u8]) -> impl FnMut(&mut [u8; N], &mut [bool; N], usize) -> bool {
             |to, written, l| {

@@ -19,7 +19,7 @@ pub struct BlockScales<'s> {
     pub min_exponent: i32,
 }
 
-/// D = (A ∘ scales)·(B ∘ scales) + C in `c`, f32. With a single scale per row (`kind::mxf8f6f4`) products sum
+/// D = (A ∘ scales)·(B ∘ scales) + C in `c`, f32. With a single scale per row, a power of two (`scale_vec::1X`), products sum
 /// as `model` says, in one group; with several (`kind::mxf4`, `mxf4nvf4`, e2m1 elements) by rule 6 of the
 /// [module](super) text.
 ///
@@ -38,7 +38,14 @@ pub fn multiply_scaled(
     assert!(a.len() == m * k && b.len() == n * k && c.len() == m * n, "operand lengths must match {shape:?}");
     assert!(scales.a.len() == m * blocks && scales.b.len() == n * blocks, "scales must match {shape:?}");
     if blocks == 1 {
-        return multiply_one_scale(model, shape, a, b, scales, c);
+        // It moves the exponents of a row's products and nothing else.
+        for (i, c) in c.iter_mut().enumerate() {
+            let (row, col) = (i / n, i % n);
+            let (sa, sb) = (scales.a[row], scales.b[col]);
+            let by = exponent(sa, scales.min_exponent) + exponent(sb, scales.min_exponent);
+            *c = one(model, &a[row * k..][..k], &b[col * k..][..k], *c, (sa as f64 * sb as f64, by));
+        }
+        return;
     }
     assert!((k / blocks).is_multiple_of(GROUP), "a block is a multiple of {GROUP} elements");
     let exponents = |s: &[f32]| s.iter().map(|&s| exponent_of_scale(s, scales)).collect::<Vec<_>>();
@@ -157,24 +164,4 @@ impl Panel {
 #[target_feature(enable = "avx2")]
 fn row_avx2(panel: &mut Panel, a: &[f32], sa: &[f32], ea: &[i32], c: &mut [f32]) {
     panel.row_portable(a, sa, ea, c);
-}
-
-/// One power-of-two scale per row (`scale_vec::1X`): it moves the exponents of a row's products and nothing
-/// else.
-fn multiply_one_scale(
-    model: &Model,
-    shape: Shape,
-    a: &[f32],
-    b: &[f32],
-    scales: BlockScales<'_>,
-    c: &mut [f32],
-) {
-    for (row, c_row) in c.chunks_exact_mut(shape.n).enumerate() {
-        for (col, c) in c_row.iter_mut().enumerate() {
-            let (sa, sb) = (scales.a[row], scales.b[col]);
-            let scale = sa as f64 * sb as f64;
-            let by = exponent(sa, scales.min_exponent) + exponent(sb, scales.min_exponent);
-            *c = one(model, &a[row * shape.k..][..shape.k], &b[col * shape.k..][..shape.k], *c, (scale, by));
-        }
-    }
 }
