@@ -190,7 +190,7 @@ def contenders(args, prompt):
 
     import dualgemm
 
-    dualgemm.set_num_threads(args.threads)
+    # dualgemm follows torch, on its threads.
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     make_one = {

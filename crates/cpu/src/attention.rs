@@ -71,8 +71,9 @@ impl<'a> Heads<'a> {
 
 /// Whether this machine computes it for heads of so many features.
 pub fn is_available(dim: usize) -> bool {
-    let best = Isa::detect();
-    best == Ok(Isa::Avx512Bf16) && dim.is_multiple_of(TILE_K) && (1..=MAX_DIM).contains(&dim)
+    // Processors with tiles have these vectors, too.
+    let has_vectors = matches!(Isa::detect(), Ok(Isa::Avx512Bf16 | Isa::AmxBf16));
+    has_vectors && dim.is_multiple_of(TILE_K) && (1..=MAX_DIM).contains(&dim)
 }
 
 /// Writes what each of `rows` tokens attends to, of itself and those before: `[rows, heads of queries, dim]`.
