@@ -24,7 +24,9 @@ def _parallel(torch):
     """The address of the function by which compiled code starts threads of torch's OpenMP runtime; 0 where that is another one."""
     try:
         library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cpu.so"))
-        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+        # As for torch's own code, what was preloaded comes before what torch brings.
+        function = getattr(ctypes.CDLL(None), "GOMP_parallel", library.GOMP_parallel)
+        return ctypes.cast(function, ctypes.c_void_p).value
     except (AttributeError, OSError):
         return 0
 

@@ -308,7 +308,7 @@ def _tokens(layer, x, **arguments):
         return None
     if cos.shape != (1, rows, parts.of_rotation) or sin.shape != cos.shape:
         return None
-    unseen = 0 if mask is None else _unseen(mask, held + 1)
+    unseen = 0 if mask is None else _unseen(mask, held + 1, (dtype,) if parts.has_sinks else (dtype, torch.bool))
     if unseen is None:
         return None
     if not cached:
@@ -328,12 +328,12 @@ def _tokens(layer, x, **arguments):
     return out + (y[0] if parts.has_sinks else y)
 
 
-def _unseen(mask, length):
-    """How many of a cache's tokens, the first ones, a mask hides from one token; None if it is another mask."""
-    if mask.shape != (1, 1, 1, length) or not mask.is_cpu or is_followed(torch, mask):
+def _unseen(mask, length, dtypes):
+    """How many of a cache's tokens, the first ones, a mask hides from one token; None if it is another mask. One of another type is
+    another mask: transformers' own functions add it to scores, and torch refuses it."""
+    if mask.dtype not in dtypes or mask.shape != (1, 1, 1, length) or not mask.is_cpu or is_followed(torch, mask):
         return None
-    is_bool = mask.dtype is torch.bool
-    return _dualgemm.unseen(mask.view(torch.uint8) if is_bool else mask) if is_bool or mask.is_floating_point() else None
+    return _dualgemm.unseen(mask.view(torch.uint8) if mask.dtype is torch.bool else mask)
 
 
 def _cached(cache, attention):

@@ -1,10 +1,11 @@
 //! The threads that share the work.
 //!
 //! A pool of our own instead of rayon's global one: its size can be changed, and a process that was forked (as
-//! multiprocessing and data loaders do) gets a new one, because threads do not survive a fork.
+//! multiprocessing and data loaders do) gets a new one of that size, because threads do not survive a fork.
 //!
 //! Products run on torch's threads where it has told us of its OpenMP runtime: they are awake between torch's operators, and two
-//! pools of as many threads as processors take time from each other.
+//! pools of as many threads as processors take time from each other. After a fork they do not: GNU's runtime waits for the threads
+//! that the parent had, forever.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +19,8 @@ use crate::error::Kind;
 #[derive(Clone)]
 struct Current {
     process: u32,
+    /// Whether a parent of the process had threads, too.
+    is_forked: bool,
     pool: Arc<ThreadPool>,
     openmp: Option<OpenMp>,
 }
@@ -91,17 +94,30 @@ fn start(threads: usize) -> PyResult<Arc<ThreadPool>> {
 }
 
 fn current(_py: Python<'_>) -> PyResult<Current> {
-    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    match &*current {
-        Some(known) if known.process == process => Ok(known.clone()),
-        _ => {
-            let new = Current { process, pool: start(0)?, openmp: None };
-            // The parent's pool has no threads here that could be told to stop.
-            std::mem::forget(current.replace(new.clone()));
-            Ok(new)
+    let known = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match known {
+        Some(known) if known.process == std::process::id() => Ok(known),
+        known => {
+            // As many as the parent had.
+            let threads = known.as_ref().map_or(0, |known| known.pool.current_num_threads());
+            Ok(replace(start(threads)?, None))
         }
     }
+}
+
+/// Makes a pool, and the threads of an OpenMP runtime, those of the next calls.
+fn replace(pool: Arc<ThreadPool>, parallel: Option<Parallel>) -> Current {
+    let (process, threads) = (std::process::id(), pool.current_num_threads());
+    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_forked = current.as_ref().is_some_and(|old| old.is_forked || old.process != process);
+    let openmp = parallel.filter(|_| !is_forked).map(|parallel| OpenMp { parallel, threads });
+    let new = Current { process, is_forked, pool, openmp };
+    let old = current.replace(new.clone());
+    if old.as_ref().is_some_and(|old| old.process != process) {
+        // The parent's pool has no threads here that could be told to stop.
+        std::mem::forget(old);
+    }
+    new
 }
 
 /// Runs `work` on the pool with the GIL released.
@@ -122,14 +138,7 @@ pub fn set_num_threads(threads: i64, parallel: usize) -> PyResult<()> {
     let pool = start(wanted)?;
     // SAFETY: the caller promises such a function at any address but 0, and a pointer to one has the size of an address.
     let parallel = unsafe { std::mem::transmute::<usize, Option<Parallel>>(parallel) };
-    let threads = pool.current_num_threads();
-    let openmp = parallel.map(|parallel| OpenMp { parallel, threads });
-    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    let old = current.replace(Current { process, pool, openmp });
-    if old.as_ref().is_some_and(|old| old.process != process) {
-        std::mem::forget(old);
-    }
+    replace(pool, parallel);
     Ok(())
 }
 

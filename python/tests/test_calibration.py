@@ -2,6 +2,9 @@
 transformers is missing."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -171,6 +174,16 @@ def test_what_cannot_be_calibrated_is_said(dense, tmp_path):
     with pytest.raises(dualgemm.Error, match="^calibration: has no amax of model.layers.1.mlp.up_proj, which"):
         dualgemm.quantize_model(dense, tmp_path / "q", calibration=calibration)
     assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="needs Linux and a C compiler")
+def test_a_preloaded_openmp_is_that_of_torch(tmp_path):
+    source, library = tmp_path / "openmp.c", tmp_path / "openmp.so"
+    source.write_text("void GOMP_parallel(void (*work)(void *), void *data, unsigned n, unsigned flags) { work(data); }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    code = "import ctypes, sys, torch; from dualgemm import _threads; preloaded = ctypes.CDLL(sys.argv[1]).GOMP_parallel; "
+    code += "sys.exit(_threads._parallel(torch) != ctypes.cast(preloaded, ctypes.c_void_p).value)"
+    subprocess.run([sys.executable, "-c", code, library], env={**os.environ, "LD_PRELOAD": str(library)}, check=True)
 
 
 def test_torchs_number_of_threads_is_taken_over():

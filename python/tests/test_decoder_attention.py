@@ -61,6 +61,39 @@ def test_padding_before_a_token_is_not_attended_to_close(patched, calls, monkeyp
     assert (theirs - decode(model)[0][:, :5]).abs().max() > 1e-2 * theirs.abs().max()
 
 
+def hiding(dtype):
+    """A mask that hides the first three of ten tokens."""
+    if dtype is torch.bool:
+        return torch.arange(10).ge(3)[None, None, None]
+    return torch.zeros(1, 1, 1, 10, dtype=dtype).index_fill(3, torch.arange(3), torch.finfo(dtype).min)
+
+
+@pytest.mark.parametrize(
+    "config,dtype,here",
+    [
+        (llama, torch.bool, True),
+        (llama, torch.float32, True),
+        (gpt_oss, torch.float32, True),
+        # Functions of transformers add it to scores, True as 1.
+        (gpt_oss, torch.bool, False),
+        (gpt_oss, torch.float64, False),
+    ],
+)
+def test_a_mask_says_what_it_says_to_the_modules_close(patched, calls, monkeypatch, config, dtype, here):
+    model = patched(config)
+
+    def logits():
+        with torch.no_grad():
+            cache = model(IDS[:, :9]).cache
+            return model(IDS[:, 9:10], cache=cache, attention_mask=hiding(dtype)).logits
+
+    ours = logits()
+    assert calls[2:] == [here] * 2
+    by_modules(monkeypatch)
+    theirs = logits()
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
 def test_sinks_that_change_are_seen_close(patched, calls, monkeypatch):
     model = patched(gpt_oss)
     before = decode(model)[0]

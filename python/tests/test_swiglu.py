@@ -2,6 +2,8 @@
 
 import copy
 import ctypes
+import os
+import signal
 import threading
 import warnings
 
@@ -268,16 +270,55 @@ def test_products_run_on_the_threads_of_an_openmp_runtime():
         dualgemm.set_num_threads(before)
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
-def test_a_forked_process_computes_too(weights):
-    import os
-
-    a = matrix(33, K, 3)
-    want = dualgemm.swiglu(a, weights, quantize_a="dynamic")
+def in_a_fork(right):
+    """Whether what a forked process computes is right, and comes within a minute."""
     child = os.fork()
     if child == 0:
-        os._exit(0 if np.array_equal(dualgemm.swiglu(a, weights, quantize_a="dynamic"), want) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        signal.alarm(60)
+        done = False
+        try:
+            done = right()
+        finally:
+            os._exit(0 if done else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_computes_too(weights):
+    a = matrix(33, K, 3)
+    want = dualgemm.swiglu(a, weights, quantize_a="dynamic")
+    assert in_a_fork(lambda: np.array_equal(dualgemm.swiglu(a, weights, quantize_a="dynamic"), want))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_as_many_threads():
+    dualgemm.set_num_threads(5)
+    try:
+        assert in_a_fork(lambda: dualgemm.get_num_threads() == 5)
+    finally:
+        dualgemm.set_num_threads(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_leaves_openmp_alone():
+    """GNU's runtime would wait for threads that the parent had."""
+    gate, up = (dualgemm.quantize(matrix(512, 1024, seed)) for seed in (1, 2))
+    weights, a = Weights.from_tensors(gate=gate, up=up), matrix(4, 1024, 3)
+    want, teams = dualgemm.swiglu(a, weights), []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    def parallel(function, data, threads, flags):
+        teams.append(threads)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+
+    def product():
+        for _ in range(2):
+            _dualgemm.set_num_threads(3, ctypes.cast(parallel, ctypes.c_void_p).value)
+            if not np.array_equal(dualgemm.swiglu(a, weights), want):
+                return False
+        return not teams
+
+    assert in_a_fork(product)
 
 
 def test_mxfp4_weights_close(pair):
