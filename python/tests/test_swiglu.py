@@ -245,12 +245,22 @@ def test_the_number_of_threads_changes_nothing_exact(weights):
         dualgemm.set_num_threads(before)
 
 
-def test_products_run_on_the_threads_of_an_openmp_runtime():
+@pytest.fixture(scope="module")
+def shared_product():
+    """A product that threads share: its weights, A and C."""
     gate, up = (dualgemm.quantize(matrix(512, 1024, seed)) for seed in (1, 2))
     weights, a = Weights.from_tensors(gate=gate, up=up), matrix(4, 1024, 3)
-    want, teams = dualgemm.swiglu(a, weights), []
+    return weights, a, dualgemm.swiglu(a, weights)
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+#: The type of OpenMP's function that starts threads.
+PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+
+def test_products_run_on_the_threads_of_an_openmp_runtime(shared_product):
+    (weights, a, want), teams = shared_product, []
+
+    @PARALLEL
     def parallel(function, data, threads, flags):
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
         team = [threading.Thread(target=function, args=(data,)) for _ in range(threads)]
@@ -300,13 +310,11 @@ def test_a_forked_process_has_as_many_threads():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_leaves_openmp_alone():
+def test_a_forked_process_leaves_openmp_alone(shared_product):
     """GNU's runtime would wait for threads that the parent had."""
-    gate, up = (dualgemm.quantize(matrix(512, 1024, seed)) for seed in (1, 2))
-    weights, a = Weights.from_tensors(gate=gate, up=up), matrix(4, 1024, 3)
-    want, teams = dualgemm.swiglu(a, weights), []
+    (weights, a, want), teams = shared_product, []
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    @PARALLEL
     def parallel(function, data, threads, flags):
         teams.append(threads)
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
