@@ -173,7 +173,7 @@ impl Vector for __m256 {
 
 // `vpmaddwd`, which two ports execute, followed by an addition, which four ports do.
 x86_pairs! {
-    Avx2, __m256, __m256i;
+    Avx2, rows: 6, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| {
         let dots = in_order(weights.map(|weights| _mm256_madd_epi16(weights, a)));
@@ -183,7 +183,7 @@ x86_pairs! {
 
 // `vpdpwssd`, which also adds.
 x86_pairs! {
-    AvxVnni, __m256, __m256i;
+    AvxVnni, rows: 6, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm256_dpwssd_avx_epi32(sums[0], weights[0], a),

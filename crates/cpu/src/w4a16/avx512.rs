@@ -199,7 +199,7 @@ unsafe fn scaled(scales: __m512, unit: __m512) -> __m512 {
 compiled_for!(Avx512, {
     /// [`avx2::in_order`](crate::w4a4::avx2::in_order) for vectors of 512 bits.
     #[inline]
-    fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
+    pub(crate) fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
         // SAFETY: the block holds a comment and no instruction.
         unsafe {
             std::arch::asm!(
@@ -215,8 +215,8 @@ compiled_for!(Avx512, {
 
 // `vpmaddwd`.
 x86_pairs! {
-    Avx512, __m512, __m512i;
-    weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
+    Avx512, rows: 7, __m512, __m512i;
+    weights: halves, splat: _mm512_set1_epi32, scaled: _mm512_mul_ps, floats: _mm512_cvtepi32_ps;
     dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm512_add_epi32(sums[0], _mm512_madd_epi16(weights[0], a)),
         _mm512_add_epi32(sums[1], _mm512_madd_epi16(weights[1], a)),
@@ -225,10 +225,10 @@ x86_pairs! {
 
 // `vpdpwssd`, which also adds.
 macro_rules! vnni_pairs {
-    ($($isa:ident)*) => {$(
+    ($($isa:ident $scaled:path;)*) => {$(
         x86_pairs! {
-            $isa, __m512, __m512i;
-            weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
+            $isa, rows: 7, __m512, __m512i;
+            weights: halves, splat: _mm512_set1_epi32, scaled: $scaled, floats: _mm512_cvtepi32_ps;
             dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
                 _mm512_dpwssd_epi32(sums[0], weights[0], a),
                 _mm512_dpwssd_epi32(sums[1], weights[1], a),
@@ -236,4 +236,4 @@ macro_rules! vnni_pairs {
         }
     )*};
 }
-vnni_pairs!(Avx512Vnni Avx512Bf16 AmxBf16);
+vnni_pairs!(Avx512Vnni _mm512_mul_ps; Avx512Bf16 scaled; AmxBf16 _mm512_mul_ps;);

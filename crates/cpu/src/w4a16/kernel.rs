@@ -43,7 +43,7 @@ pub(super) enum Layout {
 
 /// Splits the rows of a tile into groups, as even as whole rows allow, of at most `most` rows.
 #[inline(always)]
-pub(super) fn groups(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn groups(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = rows.div_ceil(most);
     let (len, larger) = (rows / count, rows % count);
     (0..count).map(move |group| {

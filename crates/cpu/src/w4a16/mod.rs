@@ -54,10 +54,13 @@ mod x86;
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::in_order;
 use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType};
 use dualgemm_gemm::AFormat;
 use few_rows::{TOO_LARGE, max_few_rows};
 use half::slice::HalfFloatSliceExt;
+pub(crate) use kernel::groups;
 use kernel::{BLOCK_K, Layout, Task};
 pub(crate) use many_rows::for_rows;
 pub(crate) use pairs::Pairs;

@@ -46,11 +46,12 @@ pub(super) use separate_pass;
 /// Implements `Pairs` for the token `$isa`.
 macro_rules! x86_pairs {
     (
-        $isa:ident, $floats:ty, $integers:ty;
+        $isa:ident, rows: $rows:literal, $floats:ty, $integers:ty;
         weights: $weights:path, splat: $splat:path, scaled: $scaled:path, floats: $to_floats:path;
         dot: $dot:path, add_dots: |$sums:ident, $two:ident, $a:ident| $add_dots:expr;
     ) => {
         impl Pairs for $isa {
+            const ROWS: usize = $rows;
             type Floats = $floats;
             type Pairs = $integers;
             type Pair = $integers;

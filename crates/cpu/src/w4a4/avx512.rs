@@ -16,6 +16,7 @@ use crate::fetch::AHEAD_AVX512;
 use crate::isa::{AmxBf16, Avx512, Avx512Bf16, Avx512Vnni, unsafe_methods};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
+use crate::w4a16::in_order;
 
 /// Sixteen features × four weights, from the two lines of one half of a chunk.
 #[inline(always)]
@@ -163,16 +164,16 @@ x86_vector! {
 
 // `vpdpbusd`: i32 sums, one lane per feature.
 macro_rules! vnni_vector {
-    ($($isa:ident $weights:ident)*) => {$(
+    ($($isa:ident $weights:ident $(rows: $rows:literal)? $(first_rows: $first_rows:path)?;)*) => {$(
         x86_vector! {
-            $isa, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
+            $isa, lanes: 16, $(rows: $rows,)? ahead: AHEAD_AVX512, __m512i, __m512;
             weights: $weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
             broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
             mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
-            dots: |sums, weights, a| [
+            dots: |sums, weights, a| in_order([
                 _mm512_dpbusd_epi32(sums[0], weights[0], a),
                 _mm512_dpbusd_epi32(sums[1], weights[1], a),
-            ];
+            ]);
             floats: |dots| _mm512_cvtepi32_ps(dots);
             scaled_floats: false, |dots, scale| _mm512_cvtepi32_ps(_mm512_mullo_epi32(dots, _mm512_srai_epi32::<16>(scale)));
             join: |joined, sums, digit| match digit {
@@ -181,8 +182,12 @@ macro_rules! vnni_vector {
                 _ => _mm512_add_epi32(sums, _mm512_slli_epi32::<8>(joined)),
             };
             whole_bias: false, joined_floats: _mm512_cvtepi32_ps, multiply_blocks: digits;
-            first_rows: rows_by_table;
+            $(first_rows: $first_rows;)?
         }
     )*};
 }
-vnni_vector!(Avx512Vnni weights Avx512Bf16 weights_vbmi AmxBf16 weights_vbmi);
+vnni_vector! {
+    Avx512Vnni weights rows: 7;
+    Avx512Bf16 weights_vbmi first_rows: rows_by_table;
+    AmxBf16 weights_vbmi rows: 7;
+}

@@ -20,6 +20,8 @@
 //! loses below 2⁻¹²⁶, and portable kernels without a fused multiply-add may lose one more. Bits are equal within these bounds,
 //! which no model comes near.
 
+use std::mem::MaybeUninit;
+
 use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, INTEGER_UNIT};
@@ -28,6 +30,7 @@ use crate::fetch::{Ahead, fetch};
 use crate::isa::{InstructionSet, Work};
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
+use crate::w4a16::{for_rows, groups};
 
 /// Panels that [`one_row`] reads at once: 14 % faster from DRAM than one on a single Zen 3 core.
 pub(super) const STREAMS: usize = 4;
@@ -91,6 +94,7 @@ unsafe fn multiply<V: Vector>(task: Task<'_>) {
             let done = match task.rows {
                 1 if left >= STREAMS => one_row::<V, STREAMS>(&task, panel, sums, left),
                 1 => one_row::<V, 1>(&task, panel, sums, left),
+                rows if V::ROWS > 0 && rows > 2 * V::ROWS => groups_of_rows::<V>(&task, panel, sums),
                 _ => many_rows::<V>(&task, panel, sums),
             };
             left -= done;
@@ -204,6 +208,79 @@ unsafe fn many_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32
         V::swap_pairs(task.rows, sums);
     }
     1
+}
+
+/// Chunks whose decoded weights lie in the first-level cache while [`groups_of_rows`] pass.
+const CHUNKS: usize = 16;
+
+/// Many rows in groups of up to [`Vector::ROWS`]: their sums stay in registers over some chunks, whose weights live in the
+/// first-level cache. On an Ice Lake, 64 rows take a quarter less time than if sums of 512 bits were loaded and stored for each chunk.
+/// Multiplies one panel and returns 1.
+#[inline(always)]
+unsafe fn groups_of_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32) -> usize {
+    const { assert!(V::ROWS == 0 || 2 * V::LANES == TILE_COLS && !V::SCALES_INTEGERS) };
+    let mut passes = [const { MaybeUninit::<Pass<V>>::uninit() }; CHUNKS];
+    for first in (0..task.chunks).step_by(CHUNKS) {
+        let count = CHUNKS.min(task.chunks - first);
+        // SAFETY: a panel of `chunks` chunks and its sums start at the pointers, and the task has `rows` blocks of each chunk of A.
+        // The first `count` passes are written before they are read, and groups lie inside `rows`.
+        unsafe {
+            let blocks = task.blocks.as_ptr().add(first * task.rows);
+            for (c, to) in passes[..count].iter_mut().enumerate() {
+                let chunk = panel.add((first + c) * CHUNK);
+                fetch(chunk.wrapping_add(V::AHEAD));
+                to.write(Pass::new(task, chunk, 0));
+            }
+            let passes = std::slice::from_raw_parts(passes.as_ptr().cast::<Pass<V>>(), count);
+            for group in groups(task.rows, V::ROWS) {
+                let (blocks, sums) = (blocks.add(group.start), sums.add(group.start * TILE_COLS));
+                for_rows!(group.len(), V::ROWS, |ROWS| group_of_rows::<V, ROWS>(task, passes, blocks, sums));
+            }
+        }
+    }
+    1
+}
+
+/// `ROWS` rows and the chunks of some passes.
+#[inline(always)]
+unsafe fn group_of_rows<V: Vector, const ROWS: usize>(
+    task: &Task<'_>,
+    passes: &[Pass<V>],
+    mut blocks: *const Block,
+    to: *mut f32,
+) {
+    // SAFETY: `groups_of_rows` passes the first of `ROWS` blocks of each chunk, and of as many rows of sums.
+    unsafe {
+        let at = |row: usize, v: usize| to.add(row * TILE_COLS + v * V::LANES);
+        let mut sums = [[V::splat(&0.0); 2]; ROWS];
+        for (row, sums) in sums.iter_mut().enumerate() {
+            *sums = [V::load(at(row, 0)), V::load(at(row, 1))];
+        }
+        for pass in passes {
+            let mut dots = [[V::start(&0); 2]; ROWS];
+            for (row, dots) in dots.iter_mut().enumerate() {
+                *dots = [V::start(&raw const (*blocks.add(row)).bias); 2];
+            }
+            for (q, (&left, &right)) in pass.weights[0].iter().zip(&pass.weights[1]).enumerate() {
+                for (row, dots) in dots.iter_mut().enumerate() {
+                    let codes = (&raw const (*blocks.add(row)).codes).cast::<i8>();
+                    *dots = V::dots(*dots, [left, right], V::quad(codes.add(4 * q)));
+                }
+            }
+            for (row, (sums, dots)) in sums.iter_mut().zip(dots).enumerate() {
+                let scale = V::splat((&raw const (*blocks.add(row)).scale).cast());
+                for ((sum, dots), scales) in sums.iter_mut().zip(dots).zip(pass.scales) {
+                    *sum = add_scaled::<V>(task.format, V::floats(dots), scale, scales, *sum);
+                }
+            }
+            blocks = blocks.add(task.rows);
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                V::store(at(row, v), sum);
+            }
+        }
+    }
 }
 
 /// Two vectors of features of one chunk, decoded.

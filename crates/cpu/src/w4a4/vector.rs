@@ -37,6 +37,8 @@ pub(crate) trait Vector: Copy {
     const LANES: usize;
     /// How many bytes ahead of their use weights are fetched: [`AHEAD`](crate::fetch::AHEAD) or its like.
     const AHEAD: usize;
+    /// Most rows of which two vectors of integers and of sums fit the registers, where it is faster to keep sums there; else 0.
+    const ROWS: usize = 0;
     /// Four consecutive weights for each feature.
     type Quads: Copy;
     /// One activation quad, for all features.

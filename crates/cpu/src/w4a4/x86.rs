@@ -41,7 +41,7 @@ pub(super) unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32) {
 /// Implements `Vector` for the token `$isa`.
 macro_rules! x86_vector {
     (
-        $isa:ident, lanes: $lanes:literal, ahead: $ahead:ident, $integers:ty, $floats:ty;
+        $isa:ident, lanes: $lanes:literal, $(rows: $rows:literal,)? ahead: $ahead:ident, $integers:ty, $floats:ty;
         weights: $weights:path, scales: $scales:path, raw_scales: $raw_scales:path, bias_word: $bias_word:path;
         broadcast: $broadcast:path, splat: $splat:path;
         mul: $mul:path, mul_add: $mul_add:path, load: $load:path, store: $store:path;
@@ -55,6 +55,7 @@ macro_rules! x86_vector {
         impl Vector for $isa {
             const LANES: usize = $lanes;
             const AHEAD: usize = $ahead;
+            $(const ROWS: usize = $rows;)?
             const SCALES_INTEGERS: bool = $scales_integers;
             type Quads = $integers;
             type Quad = $integers;
