@@ -5,7 +5,7 @@
 //! integers      [group of rows][chunk]                            576 bytes of each row
 //!                   [pair][row of group]    two i16: k = 4i + 0 and 2, or 4i + 1 and 3
 //!                   [row of group]          f32: the power of two that one unit of them stands for, 1 if all are 0
-//! rests         behind the integers, by group, k, and row of group
+//! rests         behind the integers, by row and k
 //! ```
 //!
 //! The numbers of a block of a tile alone decide which of the two it is. Integers and rests lie in the same four-byte words as
@@ -20,6 +20,7 @@ use super::split::{SHORT_BITS, largest, power_of_two, take_integers};
 use super::vector::Vector;
 use super::widen;
 use crate::isa::{InstructionSet, Work};
+use crate::lanes::map;
 use crate::pack::CHUNK_K;
 use crate::tile::RowsOfA;
 
@@ -123,33 +124,39 @@ impl Write<'_> {
         let chunks = self.out.len() / rows / CHUNK_K;
         let (mut out, rests) = self.out.split_at_mut(rows * chunks * PAIR_WORDS);
         let rests: &mut [Rest] = bytemuck::cast_slice_mut(&mut rests[..rows * chunks / CHUNKS_PER_REST * 2]);
-        let (mut count, mut widened) = (0, [0.0; CHUNK_K]);
+        let (mut count, mut widened) = (0, [0.0; BLOCK_K]);
+        let mut integers = [[0i16; CHUNK_K]; BLOCK_K / CHUNK_K];
         for group in groups(rows, group_rows) {
-            for chunk in 0..chunks {
-                let here;
-                (here, out) = out.split_at_mut(group.len() * PAIR_WORDS);
-                let (pairs, units) = here.split_at_mut(CHUNK_K / 2 * group.len());
-                let pairs: &mut [[i16; 2]] = bytemuck::cast_slice_mut(pairs);
-                for (i, row) in group.clone().enumerate() {
-                    let k = chunk * CHUNK_K;
-                    let mut floats = [0.0; CHUNK_K];
-                    floats.copy_from_slice(widen(self.a, self.rows.row(row), self.first + k, &mut widened));
+            let here;
+            (here, out) = out.split_at_mut(group.len() * chunks * PAIR_WORDS);
+            for (i, row) in group.clone().enumerate() {
+                let k = chunks * CHUNK_K;
+                let values = widen(self.a, self.rows.row(row), self.first, &mut widened[..k]);
+                let per_chunk = here.chunks_exact_mut(group.len() * PAIR_WORDS);
+                for (chunk, (out, integers)) in per_chunk.zip(&mut integers).enumerate() {
+                    let mut floats = values.as_chunks::<CHUNK_K>().0[chunk];
                     let most = largest(&floats);
-                    let (unit, integers) = take_integers::<SHORT_BITS>(&mut floats, most)
-                        .map_or((1.0, [0; CHUNK_K]), |(exponent, integers)| {
-                            (power_of_two(exponent), integers)
-                        });
-                    for (quad, integers) in integers.as_chunks::<4>().0.iter().enumerate() {
-                        let pair = |x: usize| [integers[x] as i16, integers[x + 2] as i16];
-                        pairs[2 * quad * group.len() + i] = pair(0);
-                        pairs[(2 * quad + 1) * group.len() + i] = pair(1);
-                    }
-                    units[i] = unit;
+                    let taken = take_integers::<SHORT_BITS>(&mut floats, most);
+                    let (unit, taken) =
+                        taken.map_or((1.0, [0; CHUNK_K]), |(e, taken)| (power_of_two(e), taken));
+                    out[CHUNK_K / 2 * group.len() + i] = unit;
+                    *integers = map(&taken, |x| x as i16);
                     if floats.iter().fold(false, |any, rest| any | (*rest != 0.0)) {
-                        for (i, &value) in floats.iter().enumerate().filter(|(_, value)| **value != 0.0) {
-                            *rests.get_mut(count)? = Rest { value, at: [row as u16, (k + i) as u16] };
+                        for (k, &value) in floats.iter().enumerate().filter(|(_, value)| **value != 0.0) {
+                            *rests.get_mut(count)? =
+                                Rest { value, at: [row as u16, (chunk * CHUNK_K + k) as u16] };
                             count += 1;
                         }
+                    }
+                }
+                // In a loop of its own: otherwise LLVM computes the integers above by fours, in the order of pairs, in twice the time.
+                let per_chunk = here.chunks_exact_mut(group.len() * PAIR_WORDS);
+                for (out, integers) in per_chunk.zip(&integers) {
+                    let pairs: &mut [[i16; 2]] =
+                        bytemuck::cast_slice_mut(&mut out[..CHUNK_K / 2 * group.len()]);
+                    for (quad, integers) in integers.as_chunks::<4>().0.iter().enumerate() {
+                        pairs[2 * quad * group.len() + i] = [integers[0], integers[2]];
+                        pairs[(2 * quad + 1) * group.len() + i] = [integers[1], integers[3]];
                     }
                 }
             }
