@@ -270,6 +270,10 @@ impl<'d> Fused<'d> {
             _ => {}
         }
         let rows = m / args.choices.unwrap_or(1);
+        let whole_stages = matches!(&self.config, Config::Sm90a(config) if config.whole_stage_loads());
+        if args.a.blocked && !(whole_stages && self.variant.whole_blocks) {
+            return refused("A", "blocks of 64 columns", "rows, which the kernel reads");
+        }
         args.a.check("A", a, (rows, k), self.variant.codes.is_some())?;
         match (weights, &args.weights) {
             (None, &Weights::Pack(pack)) => check_address("the weight pack", pack, 16),

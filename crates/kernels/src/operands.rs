@@ -164,7 +164,16 @@ impl<'d> Operands<'d> {
             (rows, atoms) = (rows + own, atoms + own.div_ceil(ATOM_ROWS as usize));
         }
         let (codes, scales) = (self.alloc(&codes)?, self.alloc(&scales)?);
-        Ok(Operand { format: Format::Block(like.format()), rows, k, codes, pitch, scales, atoms })
+        Ok(Operand {
+            format: Format::Block(like.format()),
+            rows,
+            k,
+            codes,
+            pitch,
+            blocked: false,
+            scales,
+            atoms,
+        })
     }
 
     /// Weights; gives what sums of gate and up of each group are multiplied by.

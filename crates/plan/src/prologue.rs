@@ -81,6 +81,8 @@ pub(crate) fn half_format(desc: &DualGemmDesc) -> Result<HalfFormat, String> {
 pub(crate) enum Order {
     /// 16-bit floats, as they are.
     Rows,
+    /// The same; those that codes are expanded to in blocks of 64 columns.
+    Blocks,
     /// Those in the order of [`dualgemm_kernels::plain`], rows padded by zeros.
     Permuted,
     /// e4m3.
@@ -131,7 +133,7 @@ enum Kind {
     /// Codes, whose scales may have to be moved.
     Atoms { format: BlockFormat, to_atoms: Pair<ScaleAtoms> },
     /// Codes to floats.
-    Expand { kernel: Expand, image: Buffer },
+    Expand { kernel: Expand, image: Buffer, blocked: bool },
     /// Floats to others, or to codes with scales in atoms.
     Quantize { kernel: Pair<Quantize>, image: Buffer, scale: TensorScale },
 }
@@ -228,14 +230,14 @@ impl Prologue {
             _ => FloatType::F16,
         };
         let (made, pitch, factor) = match order {
-            Order::Rows | Order::Codes => (f16, 2 * k, 1.0),
+            Order::Rows | Order::Blocks | Order::Codes => (f16, 2 * k, 1.0),
             Order::Permuted => (f16, 2 * k.next_multiple_of(SPAN), 1.0),
             Order::E4m3 => (Format::E4m3, k, E4M3_FACTOR),
             Order::Atoms => (Format::Block(BlockFormat::Nvfp4), k / 2, 1.0),
         };
         let image = || Buffer::new(gpu, m * pitch);
         let kind = match (quantize_a, a.block_format(), order) {
-            (QuantizeA::No, None, Order::Rows | Order::Codes | Order::Atoms) => {
+            (QuantizeA::No, None, Order::Rows | Order::Blocks | Order::Codes | Order::Atoms) => {
                 Kind::Floats(if a == AFormat::Bf16 { HalfFormat::Bf16 } else { HalfFormat::F16 })
             }
             (QuantizeA::No, Some(_), Order::Codes) => Kind::Codes,
@@ -251,11 +253,12 @@ impl Prologue {
             }
             (QuantizeA::No, Some(_), _) => {
                 let kernel = match order {
+                    Order::Blocks => Expand::blocks(gpu, layout)?,
                     Order::Permuted => Expand::permuted(gpu, layout)?,
                     Order::E4m3 => Expand::e4m3(gpu, layout, factor)?,
                     _ => Expand::new(gpu, layout, FloatType::F16)?,
                 };
-                Kind::Expand { kernel, image: image()? }
+                Kind::Expand { kernel, image: image()?, blocked: order == Order::Blocks }
             }
             (how, ..) => {
                 let scale = match (how, order) {
@@ -270,7 +273,7 @@ impl Prologue {
                     Order::Permuted => Sink::Permuted(FloatType::F16),
                     Order::E4m3 => Sink::E4m3,
                     Order::Atoms => Sink::Codes(ScaleLayout::Sf128x4),
-                    Order::Rows | Order::Codes => Sink::Image(FloatType::F16),
+                    Order::Rows | Order::Blocks | Order::Codes => Sink::Image(FloatType::F16),
                 })?);
                 let of_groups = match order {
                     Order::Atoms => grouped.then(|| load(Sink::Grouped)).transpose()?,
@@ -347,10 +350,16 @@ impl Prologue {
                 }
                 (rows(Format::Block(*format), codes, scales), global_scale, null)
             }
-            (Kind::Expand { kernel, image }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
+            (Kind::Expand { kernel, image, blocked }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
                 let codes = Codes { m, k, codes, pitch: k / 2, scales };
-                specs.push(kernel.spec(&codes, image.ptr(), self.pitch)?);
-                (made(image, null), global_scale, null)
+                let row = 128;
+                let pitch = if *blocked { m * row } else { self.pitch };
+                specs.push(kernel.spec(&codes, image.ptr(), pitch)?);
+                let operand = match blocked {
+                    true => Operand { pitch: row, blocked: true, ..made(image, null) },
+                    false => made(image, null),
+                };
+                (operand, global_scale, null)
             }
             (Kind::Quantize { kernel, image, scale }, DeviceA::Float { values, pitch }) => {
                 let (a, scales) = (Floats { m, k, values, pitch }, self.reserve(count)?);

@@ -58,12 +58,12 @@ impl Expand {
     /// mxfp4 with linear scales to the floats.
     pub fn configs() -> Vec<Config> {
         let [f16, bf16] = [FloatType::F16, FloatType::Bf16].map(Sink::Float);
-        let sinks = [f16, bf16, Sink::Permuted(FloatType::F16), Sink::E4m3];
+        let sinks = [f16, bf16, Sink::Blocks(FloatType::F16), Sink::Permuted(FloatType::F16), Sink::E4m3];
         let layouts = ScaleLayout::ALL.into_iter();
         let nvfp4 =
             layouts.flat_map(|layout| sinks.map(|sink| Self::config(BlockFormat::Nvfp4, layout, sink)));
-        let [floats @ .., _] = sinks;
-        let mxfp4 = floats.map(|sink| Self::config(BlockFormat::Mxfp4, ScaleLayout::Linear, sink));
+        let mxfp4 = [f16, bf16, Sink::Permuted(FloatType::F16)]
+            .map(|sink| Self::config(BlockFormat::Mxfp4, ScaleLayout::Linear, sink));
         nvfp4.chain(mxfp4).collect()
     }
 
@@ -85,6 +85,11 @@ impl Expand {
         ty: FloatType,
     ) -> Result<Self, Error> {
         Self::load(device, Self::config(format, layout, Sink::Float(ty)), 1.0)
+    }
+
+    /// Loads the kernel for scales in this layout and f16 in [blocks of 64 columns](crate::parts::operand::Operand::blocked).
+    pub fn blocks(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
+        Self::load(device, Self::config(BlockFormat::Nvfp4, layout, Sink::Blocks(FloatType::F16)), 1.0)
     }
 
     /// Loads the kernel for scales in this layout and f16 in the order that [`plain`](crate::plain) multiplies: rows
@@ -109,13 +114,19 @@ impl Expand {
         Ok(Self { kernel: Loaded::new(device, config, None)?, scale })
     }
 
-    /// The launch that writes `[m, k]` values to `out`, rows `pitch` bytes apart (a multiple of 16).
+    /// The launch that writes `[m, k]` values to `out`, rows, or blocks of columns, `pitch` bytes apart (a multiple of 16).
     pub fn spec(&self, a: &Codes, out: DevicePtr, pitch: usize) -> Result<LaunchSpec, Error> {
         a.check("A")?;
         self.kernel.config.check_blocks("A", a.k)?;
+        if let Sink::Blocks(_) = self.kernel.config.sink
+            && !a.k.is_multiple_of(64)
+        {
+            return refused("A", format!("K = {}", a.k), "a multiple of 64, for blocks of columns");
+        }
         fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
         let least = match self.kernel.config.sink {
             Sink::Permuted(ty) => a.k.next_multiple_of(SPAN) * values::bytes(ty) as usize,
+            Sink::Blocks(ty) => a.m * 64 * values::bytes(ty) as usize,
             Sink::Float(ty) | Sink::Image(ty) => a.k * values::bytes(ty) as usize,
             Sink::E4m3 | Sink::Codes(_) | Sink::Grouped => a.k,
         };

@@ -64,6 +64,8 @@ pub enum Source {
 pub enum Sink {
     /// Floats, rounded to nearest.
     Float(FloatType),
+    /// The same in blocks of 64 columns, `[columns / 64][rows][64]`; the pitch is that from block to block.
+    Blocks(FloatType),
     /// nvfp4 with scales in this layout, padding zeroed, by Transformer Engine's rule.
     Codes(ScaleLayout),
     /// As [`Sink::Codes`] in 128x4 order, for rows in groups: the scales of each group start with an atom of their own.
@@ -108,6 +110,7 @@ impl Config {
         };
         let sink = match self.sink {
             Sink::Float(ty) => values::name(ty).into(),
+            Sink::Blocks(ty) => format!("blocks_{}", values::name(ty)),
             Sink::Codes(layout) => format!("nvfp4_{layout}"),
             Sink::Grouped => "nvfp4_grouped".into(),
             Sink::Image(ty) => format!("image_{}", values::name(ty)),
@@ -172,6 +175,7 @@ impl Loaded {
 /// Float   values, bytes per row
 /// Gated   gate, up, bytes per row, alpha of gate, alpha of up, scale of A or null, bias of gate or null, of up or null
 /// Float   values, bytes per row
+/// Blocks  values, bytes per block
 /// Codes   codes, bytes per row, scales, and as Image
 /// Grouped codes, bytes per row, scales, first rows of groups, their number, and as Image
 /// Image   values, bytes per row, and: static divisor / 6 and 1 / divisor (f32) or dynamic amax parts, their number, scale

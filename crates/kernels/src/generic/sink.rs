@@ -17,6 +17,7 @@ pub(super) struct SinkParams {
 
 enum Kind {
     Float(FloatType),
+    Blocks(FloatType),
     Codes { layout: ScaleLayout, scales: PointerParam, groups: Option<GroupRows>, scale: ScaleParams },
     Image { ty: FloatType, scale: ScaleParams },
     Permuted(FloatType),
@@ -44,6 +45,7 @@ impl SinkParams {
         let (out, pitch) = (k.pointer("out"), k.param("out_pitch"));
         let kind = match config.sink {
             Sink::Float(ty) => Kind::Float(ty),
+            Sink::Blocks(ty) => Kind::Blocks(ty),
             Sink::Codes(layout) => Kind::Codes {
                 layout,
                 scales: k.pointer("out_scales"),
@@ -69,6 +71,12 @@ impl SinkParams {
         match &self.kind {
             Kind::Float(ty) => {
                 let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
+                store(k, place, *ty, to, taken);
+            }
+            Kind::Blocks(ty) => {
+                let eight = WIDTH * values::bytes(*ty);
+                let within = k.eval(((place.row << 3) + (place.unit & 7)) * eight);
+                let to = k.offset(start, (place.unit >> 3).mul_wide(pitch) + within.widen());
                 store(k, place, *ty, to, taken);
             }
             Kind::Codes { layout, scales, groups, scale } => {

@@ -28,6 +28,9 @@ pub struct Operand {
     /// Bytes from one row to the next: at least those of its elements, a multiple of 16. Codes that a kernel expands itself are
     /// dense.
     pub pitch: usize,
+    /// Whether elements of 16 bits lie in blocks of 64 columns, `[k / 64][rows][64]`, and not row by row: what one copy to shared memory
+    /// brings is then one piece. `pitch` is 128.
+    pub blocked: bool,
     /// Block scales in the order that the kernel reads, where there are any: that of a configuration or variant that names one,
     /// or [`Sf128x4`](dualgemm_formats::ScaleLayout::Sf128x4), padding zero, the address a multiple of 16.
     pub scales: DevicePtr,
@@ -39,7 +42,7 @@ impl Operand {
     /// A matrix of dense rows by itself.
     pub fn new(format: Format, (rows, k): (usize, usize), codes: DevicePtr, scales: DevicePtr) -> Self {
         let (pitch, atoms) = (format.row_bytes(k), rows.div_ceil(ATOM_ROWS as usize));
-        Self { format, rows, k, codes, pitch, scales, atoms }
+        Self { format, rows, k, codes, pitch, blocked: false, scales, atoms }
     }
 
     /// Refuses another format or shape than the kernel's problem has, and a stride or an address that breaks a rule.
@@ -66,6 +69,7 @@ impl Operand {
             true if self.pitch != format.row_bytes(k) => {
                 return refused(tensor, format!("rows {} bytes apart", self.pitch), "dense rows");
             }
+            _ if self.blocked => fits(tensor, "row stride in blocks in bytes", self.pitch, 128, 128)?,
             true => {}
             false => fits(tensor, "row stride in bytes", self.pitch, format.row_bytes(k), 16)?,
         }

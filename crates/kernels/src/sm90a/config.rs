@@ -336,7 +336,7 @@ impl Config {
 
     /// Whether one instruction loads the tokens of a whole stage, where K allows it. Measured: 12 to 15 % less time at up
     /// to 16 tokens, where the single thread that asks is the limit; 2 % more at 128.
-    pub(super) fn whole_stage_loads(&self) -> bool {
+    pub(crate) fn whole_stage_loads(&self) -> bool {
         self.tokens <= 64
     }
 

@@ -130,11 +130,12 @@ impl Config {
             return TensorMap::matrix(data_type, a.codes.0, (m, k), stride, tile, swizzle);
         }
         // Blocks of 64 columns as a dimension of their own: a box of several leaves them one after another.
+        let block = if a.blocked { m * stride } else { CHUNK_K as u64 * 2 };
         TensorMap {
             data_type,
             address: a.codes.0,
             dims: vec![CHUNK_K as u64, m, k / CHUNK_K as u64],
-            strides: vec![stride, CHUNK_K as u64 * 2],
+            strides: vec![stride, block],
             box_dims: vec![CHUNK_K as u32, box_rows, self.blocks_per_stage],
             element_strides: vec![1; 3],
             interleave: Interleave::None,

@@ -4,6 +4,7 @@ use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::fused::{Config, Fused, FusedArgs};
 use dualgemm_kernels::operands::Operands;
+use dualgemm_kernels::parts::operand::Operand;
 use dualgemm_kernels::parts::variant::{Out, Products, Scheduler, Variant};
 use dualgemm_kernels::sm90a::config::Config as Sm90a;
 use dualgemm_ptx::builder::HalfFormat;
@@ -248,6 +249,36 @@ fn on_a_card_close_and_repeatable() {
             }
         }
     }
+}
+
+/// A in blocks of 64 columns, as a kernel before expands it, gives the bits of A row by row.
+#[test]
+fn blocks_of_columns_are_read_as_rows_exact() {
+    let (gpu, (m, n, k)) = (simulator(Card::H100), (70, 72, 448));
+    let variant = silu().for_weights(n, k);
+    let load = |config| Fused::new(&gpu, Config::Sm90a(config), &variant).unwrap();
+    let kernel = load(Sm90a::new(1, 64, 3, 3, 3));
+    let (a, weights) = operands(kernel.config(), &variant, 1, (m, n, k));
+    let there = Operands::upload(&kernel, &a, &weights, &[]).unwrap();
+    let run = |args: &FusedArgs| {
+        // SAFETY: the operands were allocated here, as large as the launch says.
+        unsafe { dualgemm_device::Device::launch(&gpu, &kernel.spec(args).unwrap()) }.unwrap();
+        there.read_c().unwrap()
+    };
+    let rows = run(&there.args);
+    let mut bytes = vec![0; 2 * m * k];
+    dualgemm_device::Device::copy_from(&gpu, &mut bytes, there.args.a.codes).unwrap();
+    let blocks: Vec<u8> = (0..k / 64)
+        .flat_map(|block| (0..m).map(move |row| 2 * row * k + 128 * block))
+        .flat_map(|at| bytes[at..at + 128].to_vec())
+        .collect();
+    dualgemm_device::Device::copy_to(&gpu, there.args.a.codes, &blocks).unwrap();
+    dualgemm_device::Device::memset(&gpu, there.args.output.c, 0xEE, rows.len()).unwrap();
+    let blocked = Operand { pitch: 128, blocked: true, ..there.args.a };
+    let args = FusedArgs { a: blocked, ..there.args };
+    assert!(run(&args) == rows && there.guard_is_whole().unwrap());
+    let refused = load(Sm90a::new(2, 128, 2, 4, 1)).spec(&args).unwrap_err().to_string();
+    assert!(refused.contains("blocks of 64 columns"), "{refused}");
 }
 
 /// Two launches of different tiles share a problem: the bits of both are those of whole launches.

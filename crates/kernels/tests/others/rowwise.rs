@@ -65,6 +65,27 @@ fn expansion_holds_every_code_times_every_scale_exact() {
 }
 
 #[test]
+fn blocks_of_columns_hold_what_rows_do_exact() {
+    let gpu = gpu();
+    for layout in ScaleLayout::ALL {
+        let kernel = Expand::blocks(gpu, layout).unwrap();
+        let matrix = quantized("a", (33, 192), layout);
+        let a = upload_codes(gpu, &matrix);
+        let got = FloatType::F16.values(&made(gpu, a.m * a.k * 2, |out| kernel.spec(&a, out, a.m * 128)));
+        let rows = image(&matrix);
+        let want: Vec<f32> = (0..a.k / 64)
+            .flat_map(|block| (0..a.m).map(move |row| row * a.k + 64 * block))
+            .flat_map(|at| rows[at..at + 64].to_vec())
+            .collect();
+        same_bits(&got, &want, &layout.to_string());
+    }
+    let matrix = quantized("a", (3, 80), ScaleLayout::Linear);
+    let (a, kernel) = (upload_codes(gpu, &matrix), Expand::blocks(gpu, ScaleLayout::Linear).unwrap());
+    let message = kernel.spec(&a, DevicePtr(256), a.m * 128).unwrap_err().to_string();
+    assert!(message.contains("K = 80"), "{message}");
+}
+
+#[test]
 fn dequantization_rounds_the_scaled_value_once_more_exact() {
     let gpu = gpu();
     let matrix = quantized("b", (5, 144), ScaleLayout::Sf128x4);

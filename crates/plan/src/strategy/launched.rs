@@ -46,9 +46,16 @@ impl Ready {
         mut variant: Variant,
     ) -> Result<Self, Error> {
         let desc = plan.desc;
+        let tiles_of_64 = |config: &Config| matches!(config, Config::Sm90a(config) if config.tokens == 64);
         let order = match (order, configs[0]) {
             // Of more tokens than the kernel expands codes of, a kernel before does.
             (Order::Codes, Config::Warpwise(config)) if !config.expands_codes() => Order::Rows,
+            // Measured: 3 % less at 64x14336x4096, none at 64x4096x7168; 1 % more in tiles of 128 tokens.
+            (Order::Rows, _)
+                if plan.groups == 1 && desc.k.is_multiple_of(64) && configs.iter().all(tiles_of_64) =>
+            {
+                Order::Blocks
+            }
             (order, _) => order,
         };
         if order == Order::Codes && desc.a == AFormat::Nvfp4 {

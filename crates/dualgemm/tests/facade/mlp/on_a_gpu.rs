@@ -33,6 +33,19 @@ fn refusal<T>(result: Result<T, Error>) -> String {
     result.map(|_| ()).unwrap_err().to_string()
 }
 
+/// Tiles of 64 tokens read an nvfp4 A that the kernel before leaves in blocks of columns; of fewer rows than planned, too.
+#[test]
+fn expanded_blocks_of_columns_are_right_close() {
+    let kernel = Some("sm90a_fused_64x64_b3_s6_kg3".into());
+    let options = GpuOptions { strategy: Some("decode".into()), kernel, ..GpuOptions::default() };
+    let desc = DualGemmDesc::new(64, 40, 448, AFormat::Nvfp4, BlockFormat::Nvfp4);
+    let plan = DualGemm::plan(&desc, &Target::Gpu(GpuId::Sim(SimArch::Sm90a), options)).unwrap();
+    for m in [64, 37] {
+        let found = crate::gpu::error(&plan, &activations(AFormat::Nvfp4, m, 448), &expert(40, 448, 0));
+        assert!(found < 1e-5, "{m} rows: {found:e}");
+    }
+}
+
 #[test]
 fn linear_layers_are_within_the_bounds_of_f64() {
     let ways = [
