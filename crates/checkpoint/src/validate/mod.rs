@@ -1,6 +1,7 @@
 //! Checks a checkpoint against every rule and lists what it finds, instead of stopping at the first fault.
 
 mod fused;
+mod numbers;
 mod rules;
 mod scale_order;
 
@@ -58,6 +59,7 @@ impl Checkpoint {
     pub fn validate(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         self.check_configs(&mut findings);
+        self.check_numbers(&mut findings);
         if self.layers().is_empty() {
             let file = self.files().root().display().to_string();
             let message = format!("{file}: no gated MLP ({})", self.why_no_mlp());
