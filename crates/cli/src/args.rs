@@ -149,6 +149,12 @@ impl ProcessorArgs {
     /// Runs on so many threads.
     pub fn install<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         let Some(threads) = self.threads else { return work() };
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        if usize::from(threads) > processors {
+            tracing::warn!(
+                "--threads {threads}: there are {processors} processors; threads that take turns are slower"
+            );
+        }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build();
         pool.with_context(|| format!("--threads: cannot start {threads} threads"))?.install(work)
     }

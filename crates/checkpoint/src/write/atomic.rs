@@ -219,7 +219,7 @@ impl AtomicDir {
     pub fn commit(self) -> Result<(), Error> {
         let Self { path, temp, _temporary } = self;
         let io = |action, e| Error::io(&path, action, e);
-        sync_dir(temp.path())?;
+        File::open(temp.path()).and_then(|d| d.sync_all()).map_err(|e| io("sync", e))?;
         if path.exists() {
             std::fs::remove_dir(&path).map_err(|e| io("replace", e))?;
         }
