@@ -54,7 +54,9 @@ impl Checkpoint {
             known.extend(values.iter().filter_map(Value::as_u64));
         }
         for (stated, kind) in [(between, MlpKind::Dense), (of_experts, MlpKind::Experts)] {
-            let of_kind = || ours().filter(|mlp| mlp.kind == kind).filter_map(sizes);
+            // Arctic's MLP beside its experts has the model's hidden size.
+            let counted = |mlp: &&Mlp| mlp.kind == kind && !mlp.path.ends_with("residual_mlp");
+            let of_kind = || ours().filter(counted).filter_map(sizes);
             if let Some(stated) = stated.filter(|_| !COMPUTED.iter().any(|key| has(key)))
                 && let Some((name, _, n)) = of_kind().find(|s| !known.contains(&(s.2 as u64)))
             {

@@ -263,3 +263,17 @@ impl Operands {
         Ok(comparison.rel_l2)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiny_weights_take_turns_in_little_memory() {
+        let of = |n, k| {
+            let desc = product(Shape::new(1, n, k), AFormat::Nvfp4, AFormat::F16);
+            sets(&AnyDesc::Product(desc), CacheArg::Cold)
+        };
+        assert_eq!([of(1, 16), of(4096, 4096)], [MOST_SETS, 11]);
+    }
+}
