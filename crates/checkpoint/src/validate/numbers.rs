@@ -85,7 +85,7 @@ impl Checkpoint {
     }
 
     /// A module of gate, and K and N of its MLP, or of the first expert that can be read.
-    fn sizes<'a>(&self, mlp: &'a Mlp) -> Option<(&'a str, usize, usize)> {
+    pub(super) fn sizes<'a>(&self, mlp: &'a Mlp) -> Option<(&'a str, usize, usize)> {
         let experts = mlp.experts().into_iter().map(Some).chain([None]);
         let mut gates = experts.flat_map(|e| {
             [(Projection::Gate, 1), (Projection::GateUp, 2)].map(|(p, of)| Some((mlp.module(e, p)?, of)))
