@@ -1,6 +1,7 @@
 //! Arguments shared by subcommands, and the list of subcommands. Each subcommand's own arguments stand in its file.
 
 use std::fmt;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -151,8 +152,10 @@ impl ProcessorArgs {
         let Some(threads) = self.threads else { return work() };
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         if usize::from(threads) > processors {
-            tracing::warn!(
-                "--threads {threads}: there are {processors} processors; threads that take turns are slower"
+            let slow = "threads that take turns are slower";
+            let _ = writeln!(
+                std::io::stderr(),
+                "warning: --threads {threads}: there are {processors} processors; {slow}"
             );
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build();

@@ -39,6 +39,16 @@ fn validate_names_what_a_configuration_and_the_tensors_say() {
 }
 
 #[test]
+fn more_threads_than_processors_are_a_warning() {
+    let threads = std::thread::available_parallelism().unwrap().get() + 1;
+    let ckpt = data("modelopt-nvfp4");
+    let args = ["run", arg(&ckpt), "--m", "1", "--repeat", "1", "--no-roofline", "--threads"];
+    let output = dualgemm().args(args).arg(threads.to_string()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.starts_with("warning: --threads "), "{stderr}");
+}
+
+#[test]
 fn doctor_says_which_kernel_would_run_and_why() {
     let report = json(&["doctor"], 0);
     let isas = report["instruction_sets"].as_array().unwrap();
