@@ -77,7 +77,7 @@ fn common(all: Vec<MlpFacts>) -> Result<MlpFacts, dualgemm::Error> {
     };
     let mut all = all.into_iter();
     let Some(mut common) = all.next() else {
-        return Err(dualgemm::Error::operand("experts", "none", "at least 1"));
+        return Err(dualgemm::Error::operand("the list of experts", "empty", "at least one"));
     };
     for mlp in all {
         if shape(&mlp) != shape(&common) {

@@ -75,7 +75,7 @@ impl<'de> Visitor<'de> for Values {
         let mut all = Map::new();
         while let Some(name) = entries.next_key::<String>()? {
             if all.contains_key(&name) {
-                return Err(A::Error::custom(format_args!("the name `{name}` twice")));
+                return Err(A::Error::custom(format_args!("ambiguous: the name `{name}` is there twice")));
             }
             let Distinct(value) = entries.next_value()?;
             all.insert(name, value);

@@ -37,10 +37,12 @@ pub fn model_field<'c>(config: &'c Value, key: &str) -> Option<&'c Value> {
     parts(config).find_map(|part| part.get(key).filter(|value| !value.is_null()))
 }
 
+/// How configurations say how many routed experts each layer has.
+pub(crate) const EXPERT_COUNT: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+
 /// How many routed experts each layer has, where the configuration gives one number for all of them.
 pub(crate) fn expert_count(config: &Value) -> Option<usize> {
-    let counts = ["num_experts", "num_local_experts", "n_routed_experts"];
-    let count = counts.iter().find_map(|key| model_field(config, key))?.as_u64()?;
+    let count = EXPERT_COUNT.iter().find_map(|key| model_field(config, key))?.as_u64()?;
     usize::try_from(count).ok()
 }
 

@@ -1,6 +1,7 @@
 //! Arguments shared by subcommands, and the list of subcommands. Each subcommand's own arguments stand in its file.
 
 use std::fmt;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -149,6 +150,14 @@ impl ProcessorArgs {
     /// Runs on so many threads.
     pub fn install<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         let Some(threads) = self.threads else { return work() };
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        if usize::from(threads) > processors {
+            let slow = "threads that take turns are slower";
+            let _ = writeln!(
+                std::io::stderr(),
+                "warning: --threads {threads}: there are {processors} processors; {slow}"
+            );
+        }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build();
         pool.with_context(|| format!("--threads: cannot start {threads} threads"))?.install(work)
     }

@@ -42,11 +42,12 @@ const WIDEN: [u32; 2] = [193, 385];
 /// Everything but the loop, µs, in the task's harness, which times single launches between two events.
 pub const LAUNCH_US: f64 = 5.5;
 
-/// FLOP per nanosecond of a multiprocessor of sm_120, and bytes from memory: an RTX PRO 6000's 2.0 PFLOP/s and 1.79 TB/s
-/// over 188.
-const WORKSTATION: (f64, f64) = (10_700.0, 9.5);
+/// FLOP per nanosecond of a multiprocessor of sm_120, bytes from memory, and bytes from L2 to its shared memory: an RTX PRO
+/// 6000's 2.0 PFLOP/s, 1.79 TB/s and 14 TB/s over 188.
+const WORKSTATION: (f64, f64, f64) = (10_700.0, 9.5, 74.0);
 
-/// Microseconds of the sm_120 kernel, an estimate: waves of tiles at the matrix rate, or the bytes at that of memory.
+/// Microseconds of the sm_120 kernel, an estimate: waves of tiles, each as long as its products or its operands take, or all
+/// bytes at the rate of memory.
 pub(crate) fn workstation_us(
     config: &Workstation,
     (m, n, k): (usize, usize, usize),
@@ -55,7 +56,9 @@ pub(crate) fn workstation_us(
     let sms = info.sm_count.max(1);
     let tiles = m.div_ceil(config.tokens as usize) * n.div_ceil(config.features as usize);
     let waves = tiles.div_ceil(sms as usize) as f64;
-    let tile = 4.0 * f64::from(config.tokens * config.features) * k as f64 / WORKSTATION.0;
+    let products = 4.0 * f64::from(config.tokens * config.features) * k as f64 / WORKSTATION.0;
+    let operands = f64::from(config.tokens + 2 * config.features) * k as f64 * 0.5625 / WORKSTATION.2;
+    let tile = products.max(operands);
     let bytes = (m * k + 2 * n * k) as f64 * 0.5625 + 2.0 * (m * n) as f64;
     (waves * tile).max(bytes / (WORKSTATION.1 * f64::from(sms))) / 1e3
 }

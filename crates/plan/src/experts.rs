@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use dualgemm_device::{Device, DevicePtr, Stream};
-use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{GateUp, Linear};
 
 use crate::form::{Layout, Parts};
@@ -18,8 +17,8 @@ use crate::{Buffer, DeviceGateUp, DeviceWeights, Error, Gpu, WeightForm};
 /// runners and threads at will.
 #[derive(Debug)]
 pub struct DeviceExperts {
-    id: u64,
-    parts: Parts,
+    pub(crate) id: u64,
+    pub(crate) parts: Parts,
     /// Of each expert, what sums of gate and up are multiplied by; the same in device memory, `[experts][2]` f32.
     alpha: Vec<[f32; 2]>,
     alphas: Buffer,
@@ -128,36 +127,6 @@ impl DeviceExperts {
         self.parts.count()
     }
 
-    /// The GPU in whose memory they are.
-    pub fn gpu(&self) -> &'static Gpu {
-        self.parts.gpu()
-    }
-
-    /// What they are quantized to.
-    pub fn format(&self) -> BlockFormat {
-        self.parts.layout().format
-    }
-
-    /// Features of each.
-    pub fn n(&self) -> usize {
-        self.parts.layout().n
-    }
-
-    /// Elements per row.
-    pub fn k(&self) -> usize {
-        self.parts.layout().k
-    }
-
-    /// A number of their own, which no other weights of this process have.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// Bytes on the device, biases left out.
-    pub fn bytes(&self) -> usize {
-        self.parts.bytes()
-    }
-
     /// Each expert's weights for itself: in the same memory, biases once more.
     ///
     /// # Errors
@@ -180,11 +149,6 @@ impl DeviceExperts {
             Ok(DeviceWeights::of_expert(self.clone(), index, (self.alpha[index], parts, bias)))
         };
         (0..self.count()).map(one).collect()
-    }
-
-    /// Where they are.
-    pub(crate) fn parts(&self) -> &Parts {
-        &self.parts
     }
 
     /// What sums of gate and up of each expert are multiplied by.

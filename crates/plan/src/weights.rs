@@ -48,6 +48,50 @@ pub struct DeviceWeights {
     packed_too: OnceLock<Box<DeviceWeights>>,
 }
 
+/// What weights and experts on a device tell alike, of their `parts` and `id`.
+macro_rules! impl_parts {
+    ($weights:ty) => {
+        impl $weights {
+            /// The GPU in whose memory they are.
+            pub fn gpu(&self) -> &'static Gpu {
+                self.parts.gpu()
+            }
+
+            /// What they are quantized to.
+            pub fn format(&self) -> BlockFormat {
+                self.parts.layout().format
+            }
+
+            /// Features, of experts those of each.
+            pub fn n(&self) -> usize {
+                self.parts.layout().n
+            }
+
+            /// Elements per row.
+            pub fn k(&self) -> usize {
+                self.parts.layout().k
+            }
+
+            /// A number of their own: no other weights of this process have it, even at the same address later.
+            pub fn id(&self) -> u64 {
+                self.id
+            }
+
+            /// Bytes on the device, biases left out.
+            pub fn bytes(&self) -> usize {
+                self.parts.bytes()
+            }
+
+            /// Where they are.
+            pub(crate) fn parts(&self) -> &Parts {
+                &self.parts
+            }
+        }
+    };
+}
+impl_parts!(DeviceWeights);
+impl_parts!(DeviceExperts);
+
 /// A number that no other weights have had or will have in this process: an address may be used again, this is not.
 pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -230,39 +274,9 @@ impl DeviceWeights {
         }
     }
 
-    /// The GPU in whose memory they are.
-    pub fn gpu(&self) -> &'static Gpu {
-        self.parts.gpu()
-    }
-
-    /// What they are quantized to.
-    pub fn format(&self) -> BlockFormat {
-        self.parts.layout().format
-    }
-
-    /// Features.
-    pub fn n(&self) -> usize {
-        self.parts.layout().n
-    }
-
-    /// Elements per row.
-    pub fn k(&self) -> usize {
-        self.parts.layout().k
-    }
-
-    /// A number of their own: no other weights of this process have it, even at the same address later.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
     /// The order that they are in.
     pub fn form(&self) -> WeightForm {
         self.parts.layout().form
-    }
-
-    /// Bytes on the device, biases left out.
-    pub fn bytes(&self) -> usize {
-        self.parts.bytes()
     }
 
     /// What multiplies the sums of gate and up.
@@ -276,10 +290,5 @@ impl DeviceWeights {
             Some(both) => [both.ptr(), both.ptr().offset((both.bytes() - 4 * self.n()) as u64)],
             None => [DevicePtr::NULL; 2],
         }
-    }
-
-    /// Where they are.
-    pub(crate) fn parts(&self) -> &Parts {
-        &self.parts
     }
 }

@@ -14,7 +14,9 @@ pub enum Error {
     #[error("{}: plots are written as .svg or .png", path.display())]
     PlotFormat { path: PathBuf },
     /// A build that draws no plots.
-    #[error("this build draws no plots; dualgemm-bench has the feature `plot` for that")]
+    #[error(
+        "this build draws no plots (feature `plot` of dualgemm-cli); in Python, dualgemm.plot.roofline(report) does, by matplotlib"
+    )]
     NoPlots,
     /// Nothing to plot.
     #[error("there is no measurement to plot")]

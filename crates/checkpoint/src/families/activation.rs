@@ -271,7 +271,7 @@ impl<'c> Said<'c> {
         fault(
             &self.config.path,
             key,
-            format!("{found}, whose activation is not implemented: {what}"),
+            format!("{found}, whose MLPs are not implemented: {what}"),
             format!("one that is: {NAMES}"),
         )
     }

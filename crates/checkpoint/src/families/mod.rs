@@ -33,6 +33,19 @@ pub(crate) const COMMON_KEYS: &[&str] = &["hidden_act", "hidden_activation"];
 pub(crate) const OAI: [(&[&str], f32); 3] =
     [(&["swiglu_alpha", "hidden_act_alpha"], 1.702), (&["swiglu_beta"], 1.0), (&["swiglu_limit"], 7.0)];
 
+/// Model types and architectures of GGUF whose MLPs have up and down alone, or that have no MLPs.
+#[rustfmt::skip]
+const NO_GATE: [&[&str]; 2] = [
+    &[
+        "bert", "bloom", "codegen", "falcon", "falcon_mamba", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
+        "mamba", "mamba2", "nemotron", "nemotron_h", "opt", "persimmon", "phi", "rwkv", "starcoder2",
+    ],
+    &[
+        "bert", "bloom", "falcon", "gpt2", "gptj", "gptneox", "mamba", "mamba2", "nemotron", "nemotron_h",
+        "nemotron_h_moe", "phi2", "rwkv6", "rwkv7", "starcoder", "starcoder2",
+    ],
+];
+
 /// A function of gate and up, before limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {

@@ -4,7 +4,7 @@
 //! ggml-org/llama.cpp, `vllm/` vllm-project/vllm, `sglang/` sgl-project/sglang. Read at transformers 5.24.0, vllm 0.33.0,
 //! sglang 0.5.23 and the llama.cpp of llama_cpp_python 0.3.36.
 
-use super::{Absent, COMMON_KEYS, Clamp, Family, Function, Limit, Neutral, Shape, Sum};
+use super::{Absent, COMMON_KEYS, Clamp, Family, Function, Limit, NO_GATE, Neutral, Shape, Sum};
 use crate::GateUpOrder::{GateUp, GateUpRows, UpGate};
 use crate::module::MlpKind::{self, Dense, Experts, Shared};
 
@@ -276,6 +276,7 @@ pub(super) const FAMILIES: &[Family] = &[
     missing(&["phi3small"], &[], "gegelu", "sglang/srt/models/phi3_small.py"),
     missing(&["dory"], &["dory"], "silu of gates that are scaled by vectors", "transformers/models/dory"),
     missing(&["zamba", "zamba2"], &[], "the exact gelu", "transformers/models/zamba2"),
+    missing(NO_GATE[0], NO_GATE[1], "they have no gate, or there are none", PLAIN),
     // silu under other names.
     Family {
         function: named(&["activation"], Shape::Silu),

@@ -1,6 +1,7 @@
 //! Checks a checkpoint against every rule and lists what it finds, instead of stopping at the first fault.
 
 mod fused;
+mod numbers;
 mod rules;
 mod scale_order;
 
@@ -58,6 +59,7 @@ impl Checkpoint {
     pub fn validate(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         self.check_configs(&mut findings);
+        self.check_numbers(&mut findings);
         if self.layers().is_empty() {
             let file = self.files().root().display().to_string();
             let message = format!("{file}: no gated MLP ({})", self.why_no_mlp());
@@ -73,6 +75,7 @@ impl Checkpoint {
         for mlp in &self.index().mlps {
             self.check_experts(mlp, &mut findings);
             findings.extend(self.odd_experts(mlp, None).map(|e| Finding::from(&e)));
+            self.check_down(mlp, &mut findings);
             self.check_activation(mlp, &mut findings);
             let experts: Vec<Option<usize>> = match mlp.kind {
                 MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
@@ -200,6 +203,21 @@ impl Checkpoint {
             }
             Ok(_) => {}
             Err(e) => findings.push(Finding::from(&e)),
+        }
+    }
+
+    /// Down takes as many features as gate and up give. Experts are compared with each other elsewhere.
+    fn check_down(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
+        let first = mlp.experts().first().copied();
+        let Some(down) = mlp.module(first, Projection::Down).filter(|down| self.is_packed_module(down))
+        else {
+            return;
+        };
+        if let (Some((gate, _, n)), Ok(stored)) = (self.sizes(mlp), self.stored(down))
+            && stored.k != n
+        {
+            let message = format!("{down}: its K is {}, but the N of `{gate}` is {n}", stored.k);
+            findings.push(Finding::new("layers", down, format!("[{}, {}]", stored.rows, stored.k), message));
         }
     }
 

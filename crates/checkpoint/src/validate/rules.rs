@@ -50,6 +50,13 @@ pub const RULES: &[Rule] = &[
         "layers",
         "gate, up and down of an MLP belong together and can be found, no expert of a layer is missing, and all are of one shape and format",
     ),
+    error("hidden-size", "K of gate and up is the hidden_size of config.json"),
+    warning(
+        "intermediate-size",
+        "N of gate and up is a number that config.json has between up and down, unless the family computes it from others",
+    ),
+    warning("layer-count", "the files have as many layers as num_hidden_layers of config.json says"),
+    error("expert-count", "no layer has more experts than num_experts of config.json says"),
     error(
         "missing-tensor",
         "every quantized weight has its block scales, tensor scale and declared activation scale",

@@ -76,7 +76,8 @@ fn parent(path: &Path) -> &Path {
 /// Why a temporary name could not be made beside a path.
 fn no_place(path: &Path, action: &'static str, e: io::Error) -> Error {
     match parent(path) {
-        dir if dir.exists() => Error::io(path, action, e),
+        // Of the error only its kind: tempfile's text has the temporary name.
+        dir if dir.exists() => Error::io(path, action, e.kind().into()),
         dir => Error::Path { file: dir.into(), found: "no such directory".into(), valid: "create it first" },
     }
 }
@@ -111,7 +112,7 @@ impl AtomicFile {
             Err(_) => (behind_links(path), None),
         };
         let (file, _listed) = Temporary::list(|| builder(0o666).tempfile_in(parent(&path)))
-            .map_err(|e| no_place(&path, "create a temporary file beside", e))?;
+            .map_err(|e| no_place(&path, "create a temporary file beside it", e))?;
         let (file, temporary) = file.into_parts();
         let out = BufWriter::with_capacity(1 << 20, file);
         Ok(Self { path, replaced, out, temporary, _listed })
@@ -192,7 +193,7 @@ impl AtomicDir {
             }
         }
         let (temp, _temporary) = Temporary::list(|| builder(0o777).tempdir_in(parent(path)))
-            .map_err(|e| no_place(path, "create a temporary directory beside", e))?;
+            .map_err(|e| no_place(path, "create a temporary directory beside it", e))?;
         Ok(Self { path: path.into(), temp, _temporary })
     }
 
@@ -219,7 +220,7 @@ impl AtomicDir {
     pub fn commit(self) -> Result<(), Error> {
         let Self { path, temp, _temporary } = self;
         let io = |action, e| Error::io(&path, action, e);
-        sync_dir(temp.path())?;
+        File::open(temp.path()).and_then(|d| d.sync_all()).map_err(|e| io("sync", e))?;
         if path.exists() {
             std::fs::remove_dir(&path).map_err(|e| io("replace", e))?;
         }
@@ -248,6 +249,15 @@ mod tests {
         std::fs::write(half.dir().join("config.json"), b"{}").unwrap();
         drop(half);
         assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_folder_that_takes_no_files_is_refused_without_the_temporary_name() {
+        let file = AtomicFile::create(Path::new("/proc/a")).unwrap_err().to_string();
+        assert!(file.starts_with("/proc/a: cannot create a temporary file beside it: "), "{file}");
+        let dir = AtomicDir::create(Path::new("/proc/a")).unwrap_err().to_string();
+        assert!(!(file + &dir).contains(".dualgemm-"), "{dir}");
     }
 
     #[test]

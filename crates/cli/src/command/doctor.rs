@@ -6,12 +6,10 @@ use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
 use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat};
-use dualgemm::strategies::blackwell::Estimate;
 use dualgemm::strategies::{Gpu, GpuOptions, STRATEGIES, Strategy};
-use dualgemm::{DualGemm, Error, GpuId, Target};
-use dualgemm_kernels::parts::format::Formats;
+use dualgemm::{DualGemm, Error, GpuId, SimArch, Target};
 use dualgemm_kernels::registry::seen_on;
-use dualgemm_kernels::{sm80, sm90a, sm120a};
+use dualgemm_kernels::sm80;
 use serde_json::json;
 
 use super::Verdict;
@@ -33,27 +31,28 @@ fn yes_or_no(yes: bool) -> String {
     if yes { "yes" } else { "no" }.into()
 }
 
-/// The fused kernel of every architecture for one token, a small batch and many.
+/// The kernels that plans take on GPUs for one token, a small batch and many.
 fn gpu_kernels() -> Listing {
-    let portable: Choose = |m| sm80::config::Config::for_tokens(m).name();
-    let hopper: Choose = |m| sm90a::config::Config::for_tokens(m).name();
-    let datacenter: Choose = |m| {
-        let (n, k) = FEATURES_AND_K;
-        Estimate::best(Formats::NVFP4, (m, n, k)).map_or_else(|e| e.to_string(), |(config, _)| config.name())
-    };
-    let workstation: Choose = |m| sm120a::config::Config::for_tokens(m).name();
-    let archs: [(&str, &str, Choose); 6] = [
-        ("sm_80", "A100, L40S, RTX 4090 and others", portable),
-        ("sm_90a", "H100, H200", hopper),
-        ("sm_100a", "B200, GB200", datacenter),
-        ("sm_103a", "B300, GB300", datacenter),
-        ("sm_120a", "RTX PRO 6000, RTX 5090", workstation),
-        ("sm_121a", "DGX Spark", workstation),
+    let archs = [
+        ("sm_80", "A100, L40S, RTX 4090 and others", None),
+        ("sm_90a", "H100, H200", Some(SimArch::Sm90a)),
+        ("sm_100a", "B200, GB200", Some(SimArch::Sm100a)),
+        ("sm_103a", "B300, GB300", Some(SimArch::Sm103a)),
+        ("sm_120a", "RTX PRO 6000, RTX 5090", Some(SimArch::Sm120a)),
+        ("sm_121a", "DGX Spark", Some(SimArch::Sm121a)),
     ];
-    let mut list = Listing::new(&["GPU", "for", "M", "tile of the fused kernel", "tried"]);
-    for (arch, cards, choose) in archs {
+    let choose = |arch, m| match arch {
+        // A plan asks no more of a card than what it is.
+        Some(arch) => {
+            let target = Target::Gpu(GpuId::Sim(arch), GpuOptions::default());
+            DualGemm::plan(&problem(m), &target).map_or_else(|e| e.to_string(), |plan| plan.kernel().into())
+        }
+        None => sm80::config::Config::for_tokens(m).name(),
+    };
+    let mut list = Listing::new(&["GPU", "for", "M", "kernel", "tried"]);
+    for (arch, cards, simulated) in archs {
         for m in ROWS {
-            let kernel = choose(m);
+            let kernel: String = choose(simulated, m);
             // The cards that this kernel was seen on, which may be others than those it is for.
             let seen_on = seen_on(&kernel);
             let tried = match seen_on.as_slice() {
@@ -70,8 +69,11 @@ fn gpu_kernels() -> Listing {
     list
 }
 
-/// The name of the configuration for so many rows.
-type Choose = fn(usize) -> String;
+/// The problem of so many rows that GPUs are asked about.
+fn problem(m: usize) -> DualGemmDesc {
+    let (n, k) = FEATURES_AND_K;
+    DualGemmDesc { out: OutFormat::F16, ..DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4) }
+}
 
 /// Instruction sets, from the best one.
 fn instruction_sets() -> anyhow::Result<Listing> {
@@ -133,15 +135,18 @@ pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
         text += &format!("  node {:<6}processors {processors}, {memory}\n", node.node);
     }
     let (devices, strategies) = gpus();
-    for (name, list) in [
-        ("devices", devices),
-        ("strategies", strategies),
-        ("instruction_sets", instruction_sets()?),
-        ("kernels", kernels()?),
-        ("gpu_kernels", gpu_kernels()),
+    let (n, k) = FEATURES_AND_K;
+    document["n"] = n.into();
+    document["k"] = k.into();
+    for (name, list, of) in [
+        ("devices", devices, String::new()),
+        ("strategies", strategies, format!("{GPU_ROWS}x{n}x{k}, nvfp4 A, f16 C:\n")),
+        ("instruction_sets", instruction_sets()?, String::new()),
+        ("kernels", kernels()?, format!("Mx{n}x{k} on this processor:\n")),
+        ("gpu_kernels", gpu_kernels(), format!("Mx{n}x{k} on GPUs, nvfp4 A, f16 C:\n")),
     ] {
         if !list.rows.is_empty() {
-            text += &format!("\n{}", list.table);
+            text += &format!("\n{of}{}", list.table);
         }
         document[name] = list.rows.into();
     }
@@ -197,13 +202,8 @@ fn gpus() -> (Listing, Listing) {
 
 /// The kernel by which a strategy computes a common problem on a GPU.
 fn usable(s: &dyn Strategy, id: &GpuId, gpu: &'static Gpu) -> Result<String, Error> {
-    let (n, k) = FEATURES_AND_K;
-    let desc = DualGemmDesc {
-        out: OutFormat::F16,
-        ..DualGemmDesc::new(GPU_ROWS, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
-    };
     let options = GpuOptions { strategy: Some(s.name().into()), ..GpuOptions::default() };
-    let plan = DualGemm::plan(&desc, &Target::Gpu(id.clone(), options))?;
+    let plan = DualGemm::plan(&problem(GPU_ROWS), &Target::Gpu(id.clone(), options))?;
     // A plan is made without the library that it runs by.
     if s.needs_library() {
         gpu.blas()?;

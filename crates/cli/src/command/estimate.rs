@@ -63,7 +63,7 @@ struct Report {
     markdown: bool,
 }
 
-const HEADER: [&str; 15] = [
+const HEADER: [&str; 16] = [
     "M, N, K",
     "tile",
     "CTAs",
@@ -76,6 +76,7 @@ const HEADER: [&str; 15] = [
     "exchange, µs",
     "TMEM columns",
     "kernel, µs",
+    "light, µs",
     "× light",
     "with launch, µs",
     "best public, µs",
@@ -85,7 +86,7 @@ const HEADER: [&str; 15] = [
 const WIDE: [&str; 4] = ["waves", "bytes per step", "products, clk", "TMEM columns"];
 
 impl Row {
-    fn cells(&self) -> [String; 15] {
+    fn cells(&self) -> [String; 16] {
         let e = &self.estimate;
         let or_none = |value: Option<f64>, digits: usize| {
             value.map_or_else(|| "-".to_string(), |value| format!("{value:.digits$}"))
@@ -104,6 +105,7 @@ impl Row {
             format!("{:.1}", e.exchange_us),
             e.tmem_columns.to_string(),
             format!("{:.1}", self.kernel_us),
+            or_none(self.speed_of_light_us, 1),
             or_none(times, 2),
             format!("{:.1}", self.total_us),
             or_none(self.best_public_us, 1),
@@ -122,7 +124,7 @@ impl fmt::Display for Report {
         writeln!(f, "{}: estimates, nothing here was measured", self.card)?;
         // What fits a terminal; JSON and Markdown have the rest.
         let narrow = HEADER.map(|heading| !WIDE.contains(&heading));
-        let shown = |cells: [String; 15]| {
+        let shown = |cells: [String; 16]| {
             cells.into_iter().zip(narrow).filter(|(_, shown)| *shown).map(|(cell, _)| cell)
         };
         let mut table =
@@ -145,7 +147,10 @@ impl fmt::Display for Report {
             f,
             "exchange of CTAs that split K = {EXCHANGE_US} µs + bytes of sums / {EXCHANGE} B/ns; with launch adds {LAUNCH_US} µs,"
         )?;
-        writeln!(f, "  what the task's harness times besides")?;
+        writeln!(
+            f,
+            "  what the task's harness times besides; light is the task's speed of light, a bound that it states"
+        )?;
         for row in &self.shapes {
             let Some((light, best)) = row.speed_of_light_us.zip(row.best_public_us) else { continue };
             let Row { m, n, k, kernel_us, total_us, .. } = row;
@@ -154,7 +159,7 @@ impl fmt::Display for Report {
             let within = if *kernel_us <= goal { "within" } else { "over" };
             writeln!(
                 f,
-                "{m}x{n}x{k}: {kernel_us:.1} µs: {within} the goal of {goal:.1} µs ({GOAL} × light); {total_us:.1} µs with \
+                "{m}x{n}x{k}: {kernel_us:.2} µs: {within} the goal of {goal:.2} µs ({GOAL} × the light of {light:.2}); {total_us:.1} µs with \
                  launch, {than} the best public {best:.1} µs"
             )?;
         }

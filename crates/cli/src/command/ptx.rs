@@ -11,8 +11,26 @@ use serde_json::{Value, json};
 use super::Verdict;
 use crate::report::Output;
 
+/// What the parts of names mean, for `--help`; `docs/glossary.md` has the words.
+const NAMES: &str = "\
+Names of configurations are ARCHITECTURE_KERNEL_TILE and then, as far as a kernel has them:
+  64x16      the CTA's tile: weight rows by tokens, two rows (gate and up) to a feature;
+             of warpwise, fp8 and sm120a: features by tokens
+  b4         K blocks of 64 in a stage
+  s3         stages of the ring; of warpwise, chunks that a warp has room for
+  kg4        K groups: warpgroups (of warpwise, warps) that take different K blocks of the tile
+  _split2    a cluster of two CTAs, each with half of K
+  _common    a cluster of two CTAs that share one row group, half of its K each
+  _2perSM    two CTAs fit on a multiprocessor
+  w4x2       warps along weight rows by warps along tokens; a third number: K groups
+  k256       K of a stage (sm120a)
+  linear, 128x4  order of the block scales in memory
+  sm100a:    tokens, features, halfatoms: what the 128 rows of a matrix instruction are; n64 its
+             columns; g2 CTAs that execute it; k4 CTAs that split K; a2 pairs of accumulators";
+
 /// Arguments of `ptx`.
 #[derive(Debug, Args)]
+#[command(after_long_help = NAMES)]
 pub struct PtxArgs {
     /// Name of the kernel.
     #[arg(long, value_name = "NAME", required_unless_present = "list")]
@@ -29,7 +47,7 @@ pub struct PtxArgs {
     /// For N that is no multiple of 8: rows of C start anywhere.
     #[arg(long)]
     pub unaligned: bool,
-    /// List the kernels with their configurations and end.
+    /// List the kernels with their configurations and end; the parts of names are explained below (`ptx --help`).
     #[arg(long, conflicts_with_all = ["kernel", "arch"])]
     pub list: bool,
 }

@@ -91,11 +91,11 @@ fn tensor_scale(format: BlockFormat, scale: f32) -> GlobalScale {
 
 /// What a launch did and how fast a card could do it, for programs.
 fn launch_document(report: &LaunchReport, card: Card) -> Value {
-    let (estimate, counters) = (report.estimate(card), &report.counters);
-    let (bound, seconds) = estimate.bound();
+    let (floor, counters) = (report.floor(card), &report.counters);
+    let (bound, seconds) = floor.bound();
     // Time of each resource alone at its peak rate; no run can be faster than the longest.
     let resources_us: BTreeMap<&str, f64> =
-        estimate.times.iter().map(|&(what, seconds)| (what, seconds * 1e6)).collect();
+        floor.times.iter().map(|&(what, seconds)| (what, seconds * 1e6)).collect();
     json!({
         "ctas": report.size.0,
         "threads": report.size.1,
@@ -278,7 +278,7 @@ fn finished(
     bar.finish_and_clear();
     let comparison = Comparison::new(&got, &want, weights.n())?;
     let report = LaunchReport::new(&launched, None);
-    let (launch, text) = (launch_document(&report, card), format!("{report}{}", report.estimate(card)));
+    let (launch, text) = (launch_document(&report, card), format!("{report}{}", report.floor(card)));
     Ok(Finished { comparison, tolerance, launch, text })
 }
 

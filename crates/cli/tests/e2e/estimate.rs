@@ -30,5 +30,5 @@ fn ranked_shapes_stand_beside_the_speed_of_light_and_nothing_is_called_measured(
     }
     let printed = text(&["estimate"], 0);
     assert!(printed.contains("nothing here was measured"), "{printed}");
-    assert!(printed.contains(" µs (1.35 × light); "), "{printed}");
+    assert!(printed.contains(" µs (1.35 × the light of "), "{printed}");
 }

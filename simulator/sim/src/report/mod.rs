@@ -1,10 +1,10 @@
 //! What a launch did, and how fast a card could do it at best.
 
 mod card;
-mod estimate;
+mod floor;
 
 pub use card::{Card, CardData};
-pub use estimate::{Assembled, Estimate, Report, Role};
+pub use floor::{Assembled, Floor, Report, Role};
 
 /// Inputs of a matrix operation, by the rate they run at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

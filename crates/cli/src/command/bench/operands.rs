@@ -25,6 +25,8 @@ use crate::tolerance::{Statement, Tolerance};
 
 /// Weights that take turns when cold: several times the last-level cache of the machines that this runs on.
 const BEYOND_CACHES: usize = 192 << 20;
+/// The most of them: a pack has a size of its own however little is in it, and the smallest would take gigabytes.
+const MOST_SETS: usize = 1 << 14;
 /// Routings of a mixture that take turns.
 const ROUTINGS: u64 = 4;
 /// Seed of the operands.
@@ -88,7 +90,7 @@ pub(in crate::command) fn activations(desc: &DualGemmDesc) -> anyhow::Result<AOp
 /// Sets of packed weights that take turns.
 fn sets(desc: &AnyDesc, cache: CacheArg) -> usize {
     match cache {
-        CacheArg::Cold => BEYOND_CACHES.div_ceil(packed_bytes(desc) as usize).max(1),
+        CacheArg::Cold => BEYOND_CACHES.div_ceil(packed_bytes(desc) as usize).clamp(1, MOST_SETS),
         CacheArg::Warm => 1,
     }
 }
@@ -259,5 +261,19 @@ impl Operands {
             return Err(anyhow::Error::new(Error::Gpu(wrong)).context(statement.to_string()));
         }
         Ok(comparison.rel_l2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiny_weights_take_turns_in_little_memory() {
+        let of = |n, k| {
+            let desc = product(Shape::new(1, n, k), AFormat::Nvfp4, AFormat::F16);
+            sets(&AnyDesc::Product(desc), CacheArg::Cold)
+        };
+        assert_eq!([of(1, 16), of(4096, 4096)], [MOST_SETS, 11]);
     }
 }

@@ -49,14 +49,14 @@ pub struct Report {
 
 /// Time at the peak rate of each resource of a card, seconds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Estimate {
+pub struct Floor {
     /// The card.
     pub card: Card,
     /// `(resource, time)`
     pub times: [(&'static str, f64); 5],
 }
 
-impl Estimate {
+impl Floor {
     /// The resource that takes longest, and its time: no run can be faster.
     pub fn bound(&self) -> (&'static str, f64) {
         self.times.into_iter().fold(self.times[0], |a, b| if b.1 > a.1 { b } else { a })
@@ -81,7 +81,7 @@ impl Report {
     }
 
     /// The time the launch takes on a card if one resource after the other were the only limit.
-    pub fn estimate(&self, card: Card) -> Estimate {
+    pub fn floor(&self, card: Card) -> Floor {
         let data = card.data();
         let c = &self.counters;
         // A grid smaller than the card leaves multiprocessors idle.
@@ -91,7 +91,7 @@ impl Report {
         let tensor: f64 =
             c.tensor_ops.iter().zip(data.tensor_rate).map(|(&ops, rate)| ops as f64 / rate).sum();
         let shared = (c.shared_read + c.shared_written) as f64;
-        Estimate {
+        Floor {
             card,
             times: [
                 ("tensor cores", tensor / share),
@@ -174,7 +174,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl fmt::Display for Estimate {
+impl fmt::Display for Floor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (bound, time) = self.bound();
         write!(f, "{}: at least {:.2} µs, bound by {bound} (", self.card.data().name, time * 1e6)?;
@@ -195,14 +195,14 @@ mod tests {
         counters.tensor_ops = [989_400_000_000, 0, 0];
         counters.unique_bytes = 3_350_000;
         let report = Report { size: (132, 128), counters, ..Report::default() };
-        let e = report.estimate(Card::H100);
+        let e = report.floor(Card::H100);
         let (what, time) = e.bound();
         assert_eq!(what, "tensor cores");
         assert!((time - 1e-3).abs() < 1e-9);
         assert!((e.times[1].1 - 1e-6).abs() < 1e-12);
         // Half of the card: half of the rate.
         let half = Report { size: (66, 128), ..report };
-        assert!((half.estimate(Card::H100).bound().1 - 2e-3).abs() < 1e-9);
+        assert!((half.floor(Card::H100).bound().1 - 2e-3).abs() < 1e-9);
     }
 
     #[test]
