@@ -109,6 +109,12 @@ impl Gpu {
         Gpu { config, info, progress: Arc::default(), state: Mutex::new(state) }
     }
 
+    /// [`Device::launch`], which is safe here.
+    pub fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
+        // SAFETY: a kernel's addresses are looked up in the simulated memory, and one that is nowhere there ends the launch.
+        unsafe { self.launch_on(Stream::Own, spec) }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while the lock was held left plain data behind; it stays usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -88,10 +88,7 @@ fn ranges_of_features_are_parts_of_the_whole_exact() {
         .map(|config| Fused::new(&gpu, Config::Sm90a(config), &variant).unwrap());
     let (a, weights) = operands(large.config(), &variant, 1, (m, n, k));
     let there = Operands::upload(&large, &a, &weights, &[]).unwrap();
-    let launch = |spec| {
-        // SAFETY: the operands were allocated here, as large as the launch says.
-        unsafe { gpu.launch(&spec) }.unwrap();
-    };
+    let launch = |spec| gpu.launch(&spec).unwrap();
     launch(large.spec(&there.args).unwrap());
     let whole = there.read_c().unwrap();
     gpu.memset(there.args.output.c, 0xEE, whole.len()).unwrap();

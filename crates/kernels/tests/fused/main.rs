@@ -9,3 +9,4 @@ mod hopper;
 mod lines;
 mod others;
 mod problem;
+mod words;
