@@ -34,8 +34,33 @@ fn formats(words: &[&str]) -> Formats {
 /// The configurations that the words name.
 pub fn configs(words: &[&str]) -> Vec<Config> {
     let has = |word| words.contains(&word);
+    let known = [
+        "",
+        "ctas",
+        "split",
+        "acc",
+        "stages",
+        "per-sm",
+        "common",
+        "tokens",
+        "features",
+        "half-atoms",
+        "rows",
+        "nvfp",
+        "mxfp",
+        "f",
+        "bf",
+        "linear",
+        "128x",
+        "8x",
+        "sm",
+        "fp",
+        "plain",
+    ];
+    let strange = words[1..].iter().find(|word| !known.contains(&word.trim_end_matches(char::is_numeric)));
+    assert_eq!(strange, None, "{words:?}");
     let numbers: Vec<u32> = words.iter().filter_map(|word| word.parse().ok()).collect();
-    let stages = words.iter().find_map(|word| word.strip_prefix("stages")).map(parse);
+    let number = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.parse::<u32>().ok());
     let block = if has("mxfp4") { BlockFormat::Mxfp4 } else { BlockFormat::Nvfp4 };
     let menu = |kernel: &str| -> Vec<Config> {
         match kernel {
@@ -52,13 +77,23 @@ pub fn configs(words: &[&str]) -> Vec<Config> {
     };
     vec![match (words[0], &numbers[..]) {
         ("every", []) => return menu(words[1]),
-        ("sm80" | "fp8" | "sm120", &[number]) => match menu(words[0])[number as usize] {
-            Config::Sm80(config) => Config::Sm80(Sm80 { stages: stages.unwrap_or(config.stages), ..config }),
-            Config::Sm120a(config) => {
-                Config::Sm120a(Sm120 { stages: stages.unwrap_or(config.stages), ..config })
-            }
-            other => other,
-        },
+        ("sm80" | "fp8" | "sm120", &[number]) => menu(words[0])[number as usize],
+        ("sm80", &[chunks, row_warps, token_warps, tokens, stages]) => {
+            Config::Sm80(Sm80 { chunks, row_warps, token_warps, tokens, stages })
+        }
+        ("sm120", &[features, tokens, feature_warps, token_warps, k_groups, stage_k, stages]) => {
+            let format = block;
+            Config::Sm120a(Sm120 {
+                format,
+                features,
+                tokens,
+                feature_warps,
+                token_warps,
+                k_groups,
+                stage_k,
+                stages,
+            })
+        }
         ("fp8", &[row_groups, tokens, stages]) => Config::Fp8(Fp8 { row_groups, tokens, stages }),
         ("plain", &[row_groups, tokens, stages]) => {
             Config::Plain(Plain { row_groups, tokens, stages, scale_layout: layout(words[4]) })
@@ -67,16 +102,9 @@ pub fn configs(words: &[&str]) -> Vec<Config> {
             Config::Warpwise(Warpwise { halves, tokens, k_groups, chunks })
         }
         ("sm90a", &[row_groups, tokens, blocks, stages, k_groups]) => {
-            let mut config = Sm90a::new(row_groups, tokens, blocks, stages, k_groups);
-            for word in &words[6..] {
-                config = match *word {
-                    "split-k" => config.split_k(),
-                    "common" => config.common(),
-                    "two-per-sm" => config.two_per_sm(),
-                    other => panic!("`{other}`"),
-                };
-            }
-            Config::Sm90a(config)
+            let config = Sm90a::new(row_groups, tokens, blocks, stages, k_groups);
+            let (k_split, ctas_per_sm) = (number("split").unwrap_or(1), number("per-sm").unwrap_or(1));
+            Config::Sm90a(Sm90a { k_split, ctas_per_sm, common: has("common"), ..config })
         }
         ("sm100", &[n]) => {
             let side = match words[1] {
@@ -86,18 +114,10 @@ pub fn configs(words: &[&str]) -> Vec<Config> {
                 other => panic!("`{other}`"),
             };
             let formats = formats(words);
-            let of = |word, number, otherwise| if has(word) { number } else { otherwise };
-            let split_k = of("split2", 2, of("split4", 4, 1));
-            let (cta_group, accumulators) = (of("pair", 2, 1), of("acc2", 2, 1));
-            Config::Sm100a(Sm100 {
-                formats,
-                side,
-                n,
-                cta_group,
-                split_k,
-                stages: stages.unwrap_or(2),
-                accumulators,
-            })
+            let of = |name, otherwise| number(name).unwrap_or(otherwise);
+            let (cta_group, split_k, stages, accumulators) =
+                (of("ctas", 1), of("split", 1), of("stages", 2), of("acc", 1));
+            Config::Sm100a(Sm100 { formats, side, n, cta_group, split_k, stages, accumulators })
         }
         _ => panic!("{words:?}"),
     }]
