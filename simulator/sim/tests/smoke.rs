@@ -40,3 +40,15 @@ fn a_wrong_argument_is_named_exact() {
         "cannot launch `saxpy`: argument 1 is a f64 of 8 bytes, parameter `a` has 4"
     );
 }
+
+#[test]
+fn a_module_that_is_not_loaded_keeps_no_memory() {
+    let gpu = Gpu::new(Config::default());
+    // More than fit together on a card of 80 GB.
+    let text = ".version 8.0 .target sm_80 .address_size 64 .global .b8 x[1000000000];
+        .visible .entry k() { .reg .b32 r<300000>; ret; }";
+    for _ in 0..100 {
+        let message = gpu.load(text).unwrap_err().to_string();
+        assert!(message.contains("262144 registers"), "{message}");
+    }
+}
