@@ -53,29 +53,8 @@ fn printed_instructions() -> Vec<String> {
 #[test]
 fn operands_are_read_as_meant() {
     let printed = printed_instructions();
-    for expected in [
-        "mov.u64 %rd2, assertMessage_0+4",
-        "ld.param.b64 %rd3, [kernel_param_1+128]",
-        "ld.shared.b128 q, [base-16]",
-        "ld.global.v4.b32 {%r1, _, %r3, %r4}, [%rd3+16]",
-        "ldu.global.u32 %r1, [%rd3].unified",
-        "mov.f32 v.x, 0d3FF8000000000000",
-        "mov.u32 %r5, %clusterid.x",
-        "mov.b64 %rd1, {%r6, 63}",
-        "mov.u64 %rd4, 0xFFFFFFFFFFFFFFFF",
-        "mov.s64 %rd4, -9223372036854775808",
-        "mov.b32 %r1, 11",
-        "setp.lt.and.s32 %p1|%p2, %r1, -1, !%p0",
-        "ld.u32 %r1, [4096]",
-        "st.param.b64 [param0], %rd1",
-        "call.uni (retval0), vprintf, (param0, param0)",
-        "@P1 bra DONE",
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster\
-         .L2::cache_hint [base], [%rd1, {%r1, 0}], [bar], h, %rd2",
-        "tcgen05.cp.cta_group::1.64x128b.warpx2::02_13 [%r1+128], %rd1",
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r3, %r4}, %rd1, %rd2, %p1, 1, -1, 0, 1",
-        "@!%p1 ret",
-    ] {
+    let expected = include_str!("data/compilers.printed.txt").lines().filter(|line| !line.starts_with('#'));
+    for expected in expected {
         assert!(printed.iter().any(|line| line == expected), "missing: {expected}\nin {printed:#?}");
     }
 }
@@ -160,32 +139,12 @@ fn comments_between_statements_are_kept() {
 
 #[test]
 fn errors_say_where_what_and_what_would_be_valid() {
-    let header = ".version 8.0\n.target sm_90a\n.address_size 64\n";
-    for (text, message) in [
-        (
-            ".entry k() {\n  add.u32 %r1, %r2\n}",
-            "line 6, column 1: found `}`, expected `,` or `;` after an operand",
-        ),
-        (
-            ".entry k() { mov.b32 a, 0f3F80; }",
-            "line 4, column 25: found `0f3F80`, expected a number of at most 64 bits, such as 12, 0x1F, 0f3F800000 or 1.5",
-        ),
-        (".entry k() { .reg .b33 a; }", "line 4, column 19: found `.b33`, expected a type such as `.b32`"),
-        (".entry k() { ld.u32 a, [ü]; }", "line 4, column 25: found `\\u{fc}`, expected PTX text"),
-        (
-            ".entry k() { ld.u32 a, [\"s\"]; }",
-            "line 4, column 25: found the string \"s\", expected an address: a register, a variable or a number",
-        ),
-        (".global .align 3 .b8 x;", "line 4, column 16: found `3`, expected a power of two"),
-        (".entry k() { /* ", "line 4, column 14: found a comment without end, expected `*/`"),
-        (".entry k() {", "line 4, column 13: found end of file, expected `}` or a statement"),
-        (
-            "entry",
-            "line 4, column 1: found `entry`, expected a directive such as `.visible .entry` or `.global`",
-        ),
-    ] {
-        let error = parse::module(&format!("{header}{text}")).unwrap_err();
-        assert_eq!(error.to_string(), message, "{text}");
+    let mut lines = include_str!("syntax.txt").lines().filter(|line| !line.starts_with('#'));
+    while let Some(text) = lines.next() {
+        let text = text.replace("\\n", "\n");
+        let error =
+            parse::module(&format!(".version 8.0\n.target sm_90a\n.address_size 64\n{text}")).unwrap_err();
+        assert_eq!(Some(error.to_string().as_str()), lines.next().map(str::trim_start), "{text}");
     }
     let error = parse::module("add;").unwrap_err();
     assert!(matches!(error, Error::Syntax { line: 1, column: 1, .. }), "{error}");

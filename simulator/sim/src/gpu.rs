@@ -14,7 +14,7 @@ use crate::semantics::dot::Generation;
 use crate::trap::Trap;
 use dualgemm_device::{Args, Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
 use dualgemm_ptx::Space as VarSpace;
-use dualgemm_ptx::ast::Linkage;
+use dualgemm_ptx::ast::{self, Linkage};
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
 use dualgemm_ptx::legal;
 use std::collections::{BTreeMap, HashMap};
@@ -109,6 +109,12 @@ impl Gpu {
         Gpu { config, info, progress: Arc::default(), state: Mutex::new(state) }
     }
 
+    /// [`Device::launch`], which is safe here.
+    pub fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
+        // SAFETY: a kernel's addresses are looked up in the simulated memory, and one that is nowhere there ends the launch.
+        unsafe { self.launch_on(Stream::Own, spec) }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while the lock was held left plain data behind; it stays usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -169,9 +175,28 @@ impl Gpu {
         if let Some(illegal) = legal::check_foreign(&ast).into_iter().next() {
             return Err(illegal.into());
         }
+        let mut variables = BTreeMap::new();
+        match self.link(&ast, generation(target), &mut variables) {
+            Ok((kernels, constant)) => Ok(Module { kernels, constant, variables }),
+            Err(error) => {
+                let global = &mut self.state().global;
+                for (at, _) in variables.values() {
+                    global.free(at.0);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The kernels of a module and its constants; `variables` are those that are given memory.
+    fn link(
+        &self,
+        ast: &ast::Module,
+        generation: Generation,
+        variables: &mut BTreeMap<String, (DevicePtr, usize)>,
+    ) -> Result<(Vec<Arc<Kernel>>, Vec<u8>), LoadError> {
         let mut state = self.state();
         let mut symbols = link::Symbols::new();
-        let mut variables = BTreeMap::new();
         let mut constant_bytes = 0;
         for v in ast.variables() {
             let error = |reason: String| LoadError::refused(v.line.0, &v.name, reason);
@@ -194,7 +219,7 @@ impl Gpu {
             symbols.insert(v.name.clone(), at);
         }
         // Tables of functions hold these. Kernels have functions of their own by the same names.
-        for (name, address) in link::function_pointers(&ast) {
+        for (name, address) in link::function_pointers(ast) {
             symbols.entry(name).or_insert((Space::Global, address));
         }
         let mut constant = vec![0; constant_bytes as usize];
@@ -211,10 +236,10 @@ impl Gpu {
         let mut kernels = Vec::new();
         for f in ast.functions() {
             if f.kind == dualgemm_ptx::ast::FunctionKind::Entry && f.body.is_some() {
-                kernels.push(Arc::new(link::kernel(&ast, f, &symbols, generation(target))?));
+                kernels.push(Arc::new(link::kernel(ast, f, &symbols, generation)?));
             }
         }
-        Ok(Module { kernels, constant, variables })
+        Ok((kernels, constant))
     }
 
     fn check_launch(&self, kernel: &Kernel, spec: &LaunchSpec) -> Result<(), String> {

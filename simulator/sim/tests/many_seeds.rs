@@ -15,8 +15,7 @@ fn results(ptx: &str, seeds: u64) -> BTreeSet<Vec<u8>> {
         let (src, out) = (gpu.alloc(128)?, gpu.alloc(128)?);
         gpu.memset(src, 0xab, 128)?;
         let args = Args::new().ptr(src).ptr(out);
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        unsafe { gpu.launch(&LaunchSpec::new(f, [1, 1, 1], [32, 1, 1]).dynamic_shared(512).args(args)) }?;
+        gpu.launch(&LaunchSpec::new(f, [1, 1, 1], [32, 1, 1]).dynamic_shared(512).args(args))?;
         let mut bytes = vec![0; 128];
         gpu.copy_from(&mut bytes, out)?;
         Ok(bytes)
@@ -44,9 +43,7 @@ fn sum(seed: u64, threads: usize) -> [u8; 4] {
         let f = gpu.function(gpu.load(SUM).unwrap(), "k").unwrap();
         let out = gpu.alloc(4).unwrap();
         gpu.memset(out, 0, 4).unwrap();
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        unsafe { gpu.launch(&LaunchSpec::new(f, [50, 1, 1], [64, 1, 1]).args(Args::new().ptr(out))) }
-            .unwrap();
+        gpu.launch(&LaunchSpec::new(f, [50, 1, 1], [64, 1, 1]).args(Args::new().ptr(out))).unwrap();
         let mut bytes = [0; 4];
         gpu.copy_from(&mut bytes, out).unwrap();
         bytes
@@ -75,8 +72,7 @@ fn fill(edit: (&str, &str), threads: usize) -> Result<(Vec<u8>, Counters), Strin
         let (out, matrix) = (gpu.alloc(bytes.len())?, gpu.alloc(640)?);
         gpu.copy_to(matrix, &(0..640u32).map(|i| (i * i % 251) as u8).collect::<Vec<_>>())?;
         let args = Args::new().ptr(out).ptr(matrix).u32(bytes.len() as u32 / 2);
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        unsafe { gpu.launch(&LaunchSpec::new(kernel, [20, 1, 1], [128, 1, 1]).args(args)) }?;
+        gpu.launch(&LaunchSpec::new(kernel, [20, 1, 1], [128, 1, 1]).args(args))?;
         gpu.copy_from(&mut bytes, out)?;
         Ok((bytes, gpu.take_outcome().unwrap().counters))
     };
@@ -103,12 +99,10 @@ fn a_launch_that_the_host_stops_says_how_far_it_came() {
     let kernel = gpu.function(gpu.load(SUM).unwrap(), "k").unwrap();
     let out = gpu.alloc(4).unwrap();
     let spec = LaunchSpec::new(kernel, [50, 1, 1], [64, 1, 1]).args(Args::new().ptr(out));
-    // SAFETY: the device is simulated and fails a launch that leaves its memory.
-    unsafe { gpu.launch(&spec) }.unwrap();
+    gpu.launch(&spec).unwrap();
     assert_eq!(gpu.progress().ctas(), (50, 50));
     gpu.progress().stop();
-    // SAFETY: as above.
-    unsafe { gpu.launch(&spec) }.unwrap_err();
+    gpu.launch(&spec).unwrap_err();
     let trap = gpu.take_trap().unwrap();
     let message = "the host stopped the launch when 0 of 50 CTAs had finished";
     assert_eq!((trap.check, trap.message.as_str()), (Check::Stopped, message));

@@ -16,7 +16,7 @@ use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Ep
 use dualgemm::strategies::blackwell::Estimate;
 use dualgemm_bench::Shape;
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-use dualgemm_device::{Device as _, Error as DeviceError, LaunchSpec};
+use dualgemm_device::{Error as DeviceError, LaunchSpec};
 use dualgemm_kernels::fused::{Config, Fused};
 use dualgemm_kernels::operands::Operands;
 use dualgemm_kernels::parts::format::{Format, Formats};
@@ -242,8 +242,7 @@ fn launch(gpu: &Gpu, spec: &LaunchSpec, operations: u64, output: &Output) -> Res
                 show();
             }
         });
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        let result = interrupt::stopping(progress, || unsafe { gpu.launch(spec) });
+        let result = interrupt::stopping(progress, || gpu.launch(spec));
         drop(ended);
         result
     })

@@ -76,8 +76,7 @@ fn replay(gpu: &Gpu, calls: &Value) {
             .dynamic_shared(launch["shared"].as_u64().unwrap() as u32)
             .programmatic(launch["programmatic"].as_bool().unwrap())
             .args(args);
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        unsafe { gpu.launch(&spec) }.unwrap_or_else(|error| panic!("{error}"));
+        gpu.launch(&spec).unwrap_or_else(|error| panic!("{error}"));
     }
 }
 

@@ -9,9 +9,14 @@ mod card;
 mod experts;
 #[cfg(feature = "sim")]
 mod gpu;
+#[cfg(feature = "sim")]
+#[path = "../../../checkpoint/tests/common/lines.rs"]
+mod lines;
 mod mlp;
 #[cfg(feature = "sim")]
 mod on_device;
+#[cfg(feature = "sim")]
+mod products;
 
 use std::path::{Path, PathBuf};
 

@@ -17,15 +17,13 @@ use dualgemm_kernels::generic::quantize::{Floats, Out as To, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products as Both, SiluMul};
 use dualgemm_kernels::operands::Operands;
-use dualgemm_kernels::parts::format::{ATOM_BYTES, Format, Formats, atom_k};
-use dualgemm_kernels::parts::variant::{Out, Products, Scheduler, Variant};
-use dualgemm_kernels::sm100a::config::{Config as Sm100, Side};
-use dualgemm_kernels::{fp8, plain, sm80, sm90a, sm120a, warpwise};
+use dualgemm_kernels::parts::format::{ATOM_BYTES, Format, atom_k};
+use dualgemm_kernels::parts::variant::{Products, Variant};
 use dualgemm_mutate::Refused;
-use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::Card;
 
 use crate::mixture::mixture;
+use crate::words::{configs, parse, variant};
 
 type Shape = (usize, usize, usize);
 type Run = Box<dyn Fn(&dyn Device) -> Result<Vec<u8>, Refused> + Sync>;
@@ -54,107 +52,27 @@ impl Case {
 pub fn cases() -> Vec<Case> {
     let mut cases = elementwise();
     cases.extend(mixture());
-    cases.extend(few_tokens());
-    let sm80 = sm80::config::Config { stages: 3, ..sm80::config::Config::MENU[0] };
-    let plain = plain::config::Config { row_groups: 2, stages: 2, ..plain::config::Config::MENU[0] };
-    let fp8 = fp8::config::Config { row_groups: 2, stages: 2, ..fp8::config::Config::MENU[0] };
-    cases.extend([
-        fused(Config::Sm80(sm80), silu(), (8, 40, 784), &[], None),
-        fused(Config::Plain(plain), silu(), (16, 136, 1120), &[], None),
-        fused(Config::Fp8(fp8), silu(), (16, 136, 592), &[], None),
-    ]);
-    cases.extend(hopper());
-    cases.extend(data_center());
-    let sm120 = sm120a::config::Config { stages: 2, ..sm120a::config::Config::MENU[0] };
-    for rows in [&[][..], &[0, 5, 5, 16]] {
-        let variant = Variant { grouped: !rows.is_empty(), ..silu() };
-        cases.push(fused(Config::Sm120a(sm120), variant, (16, 40, 1104), rows, None));
+    for line in include_str!("cases.txt").lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let [config, words, size] = line.split(" | ").collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let config = configs(&config.split(' ').collect::<Vec<_>>())[0];
+        let (variant, _) = variant(&words.split(' ').collect::<Vec<_>>());
+        let (shape, ctas) =
+            size.split_once(' ').map_or((size, None), |(shape, ctas)| (shape, Some(parse(ctas))));
+        let [m, n, k] = shape.split('x').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let groups: Vec<u32> = m.split('/').map(parse).collect();
+        let first_rows = (0..=groups.len()).map(|g| groups[..g].iter().sum());
+        let (m, rows) = match (variant.choices, variant.grouped) {
+            (true, _) => (groups.len(), groups),
+            (false, true) => (groups.iter().sum::<u32>() as usize, first_rows.collect()),
+            (false, false) => (groups[0] as usize, Vec::new()),
+        };
+        let shape = (m, parse(n), parse(k));
+        match variant.products {
+            Products::Up => cases.extend(apart(config, shape)),
+            _ => cases.push(fused(config, variant, shape, &rows, ctas)),
+        }
     }
     cases
-}
-
-/// Warps with a ring of their own each, and warps that share blocks of A; A in floats and in codes, once with a
-/// last block that is not whole. Each warp's ring goes round. Then linear layers of two experts, whose first rows a kernel
-/// before writes, or the experts that tokens chose.
-fn few_tokens() -> Vec<Case> {
-    let config = |tokens| warpwise::config::Config { halves: 3, tokens, k_groups: 2, chunks: 2 };
-    let case = |tokens, codes, k| {
-        let variant = Variant { codes, ..silu() };
-        fused(Config::Warpwise(config(tokens)), variant, (tokens as usize, 56, k), &[], None)
-    };
-    let nvfp4 = Some(ScaleLayout::Linear);
-    let experts = Variant { grouped: true, products: Products::Linear, ..silu() };
-    let choices = Variant { choices: true, ..experts.clone() };
-    vec![
-        case(2, None, 64 * 13),
-        case(8, None, 64 * 13),
-        case(2, nvfp4, 64 * 13 - 16),
-        case(8, nvfp4, 64 * 13),
-        fused(Config::Warpwise(config(2)), experts, (3, 104, 64 * 7), &[0, 2, 3], None),
-        fused(Config::Warpwise(config(2)), choices, (3, 104, 64 * 7), &[1, 0, 1], None),
-    ]
-}
-
-fn hopper() -> Vec<Case> {
-    let config = sm90a::config::Config::new;
-    let small = config(2, 16, 2, 2, 1);
-    let scheduled = |scheduler| Variant { scheduler, ..silu() };
-    let nvfp4 = Variant { out: Out::Nvfp4 { scale_layout: ScaleLayout::Linear }, ..silu() };
-    let linear = Variant { products: Products::Linear, ..silu() };
-    let grouped = |scheduler| Variant { scheduler, grouped: true, ..silu() };
-    let rows: &[u32] = &[0, 5, 5, 16];
-    let case = |config, variant, shape, ctas| fused(Config::Sm90a(config), variant, shape, &[], ctas);
-    let of_groups = |scheduler, shape, ctas| {
-        fused(Config::Sm90a(config(2, 8, 2, 2, 1)), grouped(scheduler), shape, rows, ctas)
-    };
-    let mut cases = vec![
-        case(small, silu(), (16, 40, 592), None),
-        case(config(1, 8, 4, 3, 4), silu(), (8, 40, 2512), None),
-        case(small.split_k(), silu(), (16, 68, 1232), None),
-        case(config(2, 16, 2, 3, 1).common(), silu(), (16, 88, 1616), None),
-        case(config(2, 8, 2, 2, 1), scheduled(Scheduler::Persistent), (9, 200, 192), Some(3)),
-        case(small, scheduled(Scheduler::StreamK), (32, 300, 192), Some(4)),
-        case(small, nvfp4, (16, 80, 592), None),
-        case(small, linear, (16, 80, 592), None),
-    ];
-    cases.extend(apart(small, (16, 40, 592)));
-    cases.push(of_groups(Scheduler::Grid, (16, 40, 592), None));
-    cases.push(of_groups(Scheduler::Persistent, (16, 200, 192), Some(3)));
-    cases
-}
-
-fn data_center() -> Vec<Case> {
-    let tokens = Sm100 {
-        formats: Formats::NVFP4,
-        side: Side::Tokens,
-        n: 32,
-        cta_group: 1,
-        split_k: 1,
-        stages: 2,
-        accumulators: 2,
-    };
-    let features = Sm100 { side: Side::Features, n: 16, accumulators: 1, ..tokens };
-    let pairs = Sm100 { cta_group: 2, accumulators: 1, ..tokens };
-    let nvfp4 = Out::Nvfp4 { scale_layout: ScaleLayout::Linear };
-    let grouped = Variant { grouped: true, out: nvfp4, ..silu() };
-    let wide = Sm100 { formats: Formats::Wide(HalfFormat::F16), stages: 3, ..features };
-    let case = |config, shape, ctas| fused(Config::Sm100a(config), silu(), shape, &[], ctas);
-    vec![
-        case(tokens, (40, 280, 592), Some(2)),
-        fused(Config::Sm100a(tokens), grouped, (48, 96, 592), &[0, 16, 16, 48], Some(2)),
-        case(features, (16, 130, 1104), None),
-        case(pairs, (131, 100, 592), Some(4)),
-        // Tiles that start in the middle of a column of scales, tiles of half atoms, and halves of K in pairs.
-        case(Sm100 { n: 48, ..pairs }, (131, 96, 592), Some(2)),
-        case(Sm100 { side: Side::HalfAtoms, n: 64, ..pairs }, (131, 128, 592), Some(2)),
-        case(Sm100 { split_k: 2, ..pairs }, (131, 32, 1104), None),
-        case(Sm100 { n: 32, split_k: 2, ..features }, (20, 130, 2320), None),
-        case(wide, (16, 130, 688), None),
-    ]
-}
-
-fn silu() -> Variant {
-    Variant::new(Activation::Silu.program())
 }
 
 pub fn floats(rows: usize, k: usize) -> FloatMatrix<'static> {
@@ -351,10 +269,10 @@ fn fused(config: Config, variant: Variant, shape: Shape, rows: &[u32], ctas: Opt
 }
 
 /// Gate in one launch, up in the next: a case for each of the two kernels.
-fn apart(config: sm90a::config::Config, shape: Shape) -> [Case; 2] {
+fn apart(config: Config, shape: Shape) -> [Case; 2] {
     [0, 1].map(|module| {
-        let config = Config::Sm90a(config);
-        let up = Problem::new(config, Variant { products: Products::Up, ..silu() }, shape, &[]);
+        let silu = Variant::new(Activation::Silu.program());
+        let up = Problem::new(config, Variant { products: Products::Up, ..silu }, shape, &[]);
         let variants = [up.variant.gate_before(), up.variant.clone()];
         let name = format!("{}, {}", config.name(), variants[module].name());
         let run = move |device: &dyn Device| -> Result<Vec<u8>, Refused> {

@@ -10,6 +10,8 @@
 
 mod cases;
 mod mixture;
+#[path = "../../tests/fused/words.rs"]
+mod words;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

@@ -15,15 +15,7 @@ use dualgemm_kernels::parts::variant::{Out, Variant};
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_ptx::builder::HalfFormat;
 
-use crate::problem::{self, Shape, check_on, float, gpu, linear, operands};
-
-fn check(config: Config, variant: &Variant, shape: Shape) {
-    problem::check(fused::Config::Warpwise(config), variant, shape);
-}
-
-fn check_groups(config: Config, variant: &Variant, sizes: &[u32], weights: (usize, usize)) {
-    problem::check_groups(fused::Config::Warpwise(config), variant, sizes, weights);
-}
+use crate::problem::{check_on, gpu, linear, operands};
 
 fn silu(codes: Option<ScaleLayout>) -> Variant {
     Variant { codes, ..Variant::new(Activation::Silu.program()) }
@@ -44,62 +36,8 @@ fn every_tile_of_the_kernel_for_few_tokens_close() {
         // More than one CTA, the last one not full; a warp's ring goes round.
         let n = config.halves as usize * 16 * 2 + 8;
         let blocks = (config.k_groups * (config.chunks + 1) + 1).min(30) as usize;
-        check(config, &silu(codes), (config.tokens as usize, n, 64 * blocks));
-    }
-}
-
-/// An nvfp4 C is what the CPU path makes of the same kernel's f32 C, and every launch leaves the same bits.
-#[test]
-fn an_nvfp4_c_of_few_tokens_is_its_f32_quantized_exact() {
-    let (config, out) =
-        (fused::Config::Warpwise(config(3, 4, 2)), Out::Nvfp4 { scale_layout: ScaleLayout::Linear });
-    check_on(&*gpu(&config), config, &Variant { out, ..silu(None) }, &[3], (80, 448), 2);
-}
-
-#[test]
-fn tails_and_types_of_the_kernel_for_few_tokens_close() {
-    let more = Variant { bias: true, a_scale: true, ..float(Activation::GeluTanh) };
-    for (i, layout) in ScaleLayout::ALL.into_iter().enumerate() {
-        let config = Config { halves: 4 - 2 * (i as u32 % 2), tokens: 2 << i, k_groups: 2, chunks: 3 };
-        check(config, &Variant { codes: Some(layout), ..more.clone() }, (21, 37, 208));
-        check(config, &more, (3, 37, 80));
-        let bf16 = Variant { compute: HalfFormat::Bf16, out: Out::Bf16, ..more.clone() };
-        check(Config { halves: 3, ..config }, &bf16, (7, 100, 144));
-    }
-    // Fewer blocks than warps.
-    let config = Config { halves: 1, tokens: 1, k_groups: 16, chunks: 3 };
-    let oai = Variant { bias: true, a_scale: true, ..Variant::new(Activation::SWIGLU_OAI.program()) };
-    check(config, &oai, (2, 40, 16));
-}
-
-#[test]
-fn linear_layers_of_few_tokens_close() {
-    check(config(1, 2, 3), &linear(true), (2, 72, 448));
-    check(config(3, 4, 2), &linear(false), (3, 104, 336));
-    check(config(2, 8, 2), &linear(false), (11, 56, 208));
-    check(config(4, 16, 2), &linear(false), (16, 132, 320));
-}
-
-#[test]
-fn rows_in_groups_of_few_tokens_close() {
-    for of_linear in [false, true] {
-        let variant =
-            |bias| if of_linear { linear(bias) } else { Variant { bias, ..float(Activation::Silu) } };
-        // Groups without rows at the start, within and at the end; more rows than a tile; more groups than a warp looks at
-        // at once.
-        check_groups(config(2, 2, 2), &variant(true), &[0, 3, 0, 0, 1, 2, 0], (40, 208));
-        check_groups(config(3, 8, 2), &variant(false), &[9, 1], (72, 320));
-    }
-    let mut many = vec![0; 300];
-    (many[7], many[255], many[256], many[299]) = (1, 2, 1, 3);
-    check_groups(config(1, 2, 1), &linear(false), &many, (8, 16));
-}
-
-/// More CTAs than a card has multiprocessors: warps ask for all their chunks ahead of A.
-#[test]
-fn ctas_that_share_multiprocessors_close() {
-    for (tokens, codes) in [(2, None), (2, CODES), (16, None)] {
-        check(config(1, tokens, 2), &silu(codes), (tokens as usize, 133 * 16 + 8, 400));
+        let (config, tokens) = (fused::Config::Warpwise(config), config.tokens);
+        check_on(&*gpu(&config), config, &silu(codes), &[tokens], (n, 64 * blocks), 1);
     }
 }
 
@@ -193,9 +131,6 @@ fn more_choices_than_a_warp_has_lanes_are_refused() {
             kernel.spec(&FusedArgs { groups, choices: Some(per_row), ..args }).unwrap_err().to_string();
         assert!(message.contains(&format!("{m}, {per_row} for a row of A")), "{message}");
     }
-    let alone = Variant { grouped: false, ..variant };
-    let message = Fused::new(gpu, config, &alone).unwrap_err().to_string();
-    assert!(message.contains("choices are of groups"), "{message}");
 }
 
 /// Two CTAs of a kernel fit on a multiprocessor, unless each can have one to itself: then they must not lie in pairs.
@@ -212,11 +147,4 @@ fn ctas_that_can_be_alone_are() {
         assert_eq!(spec.grid, [ctas as u32, 1, 1]);
         assert_eq!(2 * (spec.dynamic_shared + 1024) > gpu.info().shared_per_sm, alone, "{ctas} CTAs");
     }
-}
-
-#[test]
-fn codes_of_more_tokens_than_are_expanded_are_refused() {
-    let config = fused::Config::Warpwise(config(2, 16, 2));
-    let message = Fused::new(&*gpu(&config), config, &silu(CODES)).unwrap_err().to_string();
-    assert!(message.contains("codes of A are expanded for up to four tokens"), "{message}");
 }

@@ -1,5 +1,6 @@
-//! The fused Hopper kernel.
+//! The fused Hopper kernel: operands that it refuses, a card, and launches that share a problem.
 
+use dualgemm_device::Device;
 use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::fused::{Config, Fused, FusedArgs};
@@ -10,174 +11,15 @@ use dualgemm_kernels::sm90a::config::Config as Sm90a;
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::Card;
 
-use crate::problem::{self, Shape, check_on, linear, operands, simulator};
-
-const P: Sm90a = Sm90a::new(2, 64, 2, 3, 1);
-const D: Sm90a = Sm90a::new(1, 8, 4, 3, 4);
-/// A small tile of two warpgroups.
-const S: Sm90a = Sm90a::new(2, 16, 2, 2, 1);
-
-fn check(config: Sm90a, variant: &Variant, shape: Shape) {
-    problem::check(Config::Sm90a(config), variant, shape);
-}
-
-fn check_groups(config: Sm90a, variant: &Variant, sizes: &[u32], weights: (usize, usize)) {
-    problem::check_groups(Config::Sm90a(config), variant, sizes, weights);
-}
+use crate::problem::{self, Shape, check_on, operands, simulator};
 
 fn silu() -> Variant {
     Variant::new(Activation::Silu.program())
 }
 
-fn float() -> Variant {
-    problem::float(Activation::Silu)
-}
-
-fn nvfp4(scale_layout: ScaleLayout) -> Variant {
-    Variant { out: Out::Nvfp4 { scale_layout }, ..silu() }
-}
-
-fn scheduled(scheduler: Scheduler) -> Variant {
-    Variant { scheduler, ..silu() }
-}
-
-#[test]
-fn one_tile_and_tails_in_every_dimension_close() {
-    for shape in [(64, 64, 256), (65, 72, 336), (3, 37, 80)] {
-        check(P, &silu(), shape);
-    }
-    for shape in [(1, 64, 512), (9, 40, 336), (2, 32, 64)] {
-        check(D, &silu(), shape);
-    }
-}
-
-#[test]
-fn every_end_in_three_turns_of_the_ring_close() {
-    // The loop's body is one turn, or two where a turn is odd.
-    for config in [Sm90a::new(2, 8, 2, 2, 1), Sm90a::new(2, 8, 1, 3, 1), Sm90a::new(1, 8, 2, 3, 2)] {
-        for blocks in 1..=3 * (config.stages * config.blocks_per_stage) as usize + 1 {
-            check(config, &silu(), (3, 32, 64 * blocks));
-        }
-    }
-}
-
-#[test]
-fn every_activation_close() {
-    for activation in Activation::EXAMPLES {
-        check(D, &Variant::new(activation.program()), (2, 32, 128));
-    }
-}
-
-#[test]
-fn bf16_in_and_every_float_out_bias_and_rounded_products_close() {
-    for (config, shape) in [(S, (9, 68, 128)), (D, (5, 36, 256))] {
-        for out in [Out::F16, Out::Bf16, Out::F32] {
-            check(config, &Variant { compute: HalfFormat::Bf16, out, ..silu() }, shape);
-        }
-        check(config, &float(), (3, 35, 80));
-        check(config, &Variant { bias: true, a_scale: true, ..float() }, shape);
-        check(config, &Variant { bias: true, round_gate_up_to_bf16: true, ..float() }, shape);
-    }
-}
-
-/// One warpgroup adds up all of K: 65 sums, each of which loses what does not fit f32.
-#[test]
-fn a_long_sum_close() {
-    let variant = Variant { bias: true, ..problem::float(Activation::SWIGLU_OAI) };
-    check(Sm90a::new(2, 8, 2, 10, 1).two_per_sm(), &variant, (33, 130, 1040));
-}
-
-#[test]
-fn persistent_close() {
-    // More tiles than the card has multiprocessors; the last stage holds one block of two.
-    check(Sm90a::new(2, 8, 2, 2, 1), &scheduled(Scheduler::Persistent), (9, 4400, 192));
-    check(Sm90a::new(1, 8, 2, 3, 2), &scheduled(Scheduler::Persistent), (9, 2200, 192));
-}
-
-#[test]
-fn stream_k_close_and_repeatable() {
-    check(S, &scheduled(Scheduler::StreamK), (40, 136, 720));
-    check(D, &scheduled(Scheduler::StreamK), (9, 72, 2048));
-}
-
-/// Each CTA of a pair has half of a stage's blocks of their common row group; of the last stage maybe none.
-#[test]
-fn pairs_with_a_row_group_in_common_close() {
-    for config in [Sm90a::new(2, 16, 2, 3, 1).common(), Sm90a::new(3, 8, 4, 2, 1).common()] {
-        for blocks in 1..=4 * (config.stages * config.blocks_per_stage) as usize + 1 {
-            check(config, &silu(), (3, 32 * config.row_groups as usize, 64 * blocks));
-        }
-    }
-    // A pair that is not full, several pairs and tiles of tokens, tails.
-    let config = Sm90a::new(2, 16, 2, 3, 1).common();
-    let more = Variant { bias: true, a_scale: true, ..float() };
-    check(config, &more, (33, 212, 592));
-    check(config, &nvfp4(ScaleLayout::Sf128x4), (17, 272, 640));
-    check(config, &Variant { compute: HalfFormat::Bf16, out: Out::Bf16, ..silu() }, (9, 97, 528));
-    check(config, &linear(true), (20, 250, 640));
-    check(Sm90a::new(4, 64, 4, 3, 1).common(), &silu(), (64, 224, 1408));
-}
-
-#[test]
-fn two_ctas_that_split_k_close() {
-    for (shape, stages) in [((17, 68, 448), 2), ((5, 32, 336), 3), ((3, 32, 64), 2)] {
-        check(Sm90a::new(2, 16, 2, stages, 1).split_k(), &silu(), shape);
-        check(Sm90a::new(2, 16, 2, 3, 2).split_k(), &float(), shape);
-    }
-}
-
-#[test]
-fn gate_and_up_in_launches_of_their_own_equal_one_launch_exact() {
-    let up = |variant| Variant { products: Products::Up, ..variant };
-    check(P, &up(silu()), (65, 200, 336));
-    check(P, &up(Variant { bias: true, ..float() }), (3, 37, 80));
-    for config in [D, S.split_k(), Sm90a::new(2, 16, 2, 3, 2).split_k()] {
-        check(config, &up(silu()), (17, 140, 448));
-        let bf16 = Variant { compute: HalfFormat::Bf16, out: Out::Bf16, bias: true, ..silu() };
-        check(config, &up(bf16), (9, 35, 80));
-    }
-    for config in [S, D] {
-        let rounded = Variant { round_gate_up_to_bf16: true, ..nvfp4(ScaleLayout::Linear) };
-        check(config, &up(rounded), (9, 80, 128));
-    }
-    check(Sm90a::new(1, 24, 2, 3, 2), &up(Variant::new(Activation::SWIGLU_OAI.program())), (21, 70, 144));
-}
-
-#[test]
-fn linear_layers_close() {
-    let f16 = || Variant { out: Out::F16, ..linear(false) };
-    check(P, &f16(), (65, 200, 336));
-    check(P, &linear(true), (3, 37, 80));
-    for config in [D, S.split_k(), Sm90a::new(2, 16, 2, 3, 2).split_k()] {
-        check(config, &f16(), (17, 140, 448));
-        check(config, &linear(true), (9, 35, 80));
-    }
-    check_groups(D, &linear(true), &[0, 9, 0, 1, 8, 0], (72, 256));
-    let scheduled = |scheduler| Variant { scheduler, ..linear(true) };
-    check_groups(Sm90a::new(2, 8, 2, 2, 1), &scheduled(Scheduler::Persistent), &[3, 0, 17], (4000, 64));
-    check(S, &scheduled(Scheduler::StreamK), (40, 264, 720));
-    check(D, &scheduled(Scheduler::StreamK), (9, 136, 2048));
-}
-
-#[test]
-fn nvfp4_out_is_the_cpu_paths_exact() {
-    check(S, &nvfp4(ScaleLayout::Sf128x4), (9, 80, 128));
-    check(D, &nvfp4(ScaleLayout::Linear), (9, 48, 256));
-    check(S.split_k(), &nvfp4(ScaleLayout::Sf8x4), (17, 32, 256));
-    check(Sm90a::new(1, 16, 2, 3, 2).split_k(), &nvfp4(ScaleLayout::Linear), (17, 32, 256));
-}
-
-#[test]
-fn groups_with_empty_ones_and_tails_close() {
-    check_groups(D, &silu(), &[0, 9, 0, 1, 8, 0], (40, 256));
-    let many: Vec<u32> = (0..35).map(|group| group % 3).collect();
-    check_groups(D, &Variant { bias: true, ..silu() }, &many, (32, 64));
-    check_groups(Sm90a::new(2, 8, 2, 2, 1), &scheduled(Scheduler::Persistent), &[3, 0, 17], (2000, 64));
-}
-
 #[test]
 fn operands_that_do_not_fit_are_refused_by_name() {
-    let (gpu, config) = (simulator(Card::H100), Config::Sm90a(D));
+    let (gpu, config) = (simulator(Card::H100), Config::Sm90a(Sm90a::new(1, 8, 4, 3, 4)));
     let load = |variant: &Variant| Fused::new(&gpu, config, variant);
     let kernel = load(&silu().for_weights(40, 64)).unwrap();
     let (a, weights) = operands(&config, &silu(), 1, (2, 32, 64));
@@ -194,20 +36,6 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     moved.a.codes = args.a.codes.offset(2);
     let found = message(&moved);
     assert!(found.starts_with("A is at 0x") && found.ends_with("on a multiple of 16 bytes"), "{found}");
-    for (variant, rule) in [
-        (
-            Variant { grouped: true, ..scheduled(Scheduler::StreamK) },
-            "grouped problems run on the grid or persistent",
-        ),
-        (
-            Variant { products: Products::Up, ..scheduled(Scheduler::Persistent) },
-            "gate and up apart are products of one problem on the grid scheduler",
-        ),
-        (Variant { codes: Some(ScaleLayout::Linear), ..silu() }, "it does not expand codes of A"),
-    ] {
-        let message = load(&variant).unwrap_err().to_string();
-        assert!(message.starts_with("sm90a fused: ") && message.contains(rule), "{message}");
-    }
     let up = load(&Variant { products: Products::Up, ..silu() }.for_weights(32, 64)).unwrap();
     let message = up.spec(&args).unwrap_err().to_string();
     assert!(message.starts_with("gate's sums is at "), "{message}");
@@ -228,7 +56,8 @@ fn on_a_card_close_and_repeatable() {
         for shape in shapes.iter().chain(&tall).filter(|shape| shape.0 <= 3 * config.tokens as usize) {
             check(config, &silu(), *shape, 5);
         }
-        check(config, &nvfp4(ScaleLayout::Sf128x4), (130, 1040, 464), 1);
+        let out = Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 };
+        check(config, &Variant { out, ..silu() }, (130, 1040, 464), 1);
         let float = Variant { bias: true, ..problem::float(Activation::SWIGLU_OAI) };
         check(config, &float, (33, 130, 1040), 2);
         check(config, &Variant { compute: HalfFormat::Bf16, ..float }, (33, 130, 1040), 2);
@@ -245,7 +74,7 @@ fn on_a_card_close_and_repeatable() {
     for scheduler in [Scheduler::Persistent, Scheduler::StreamK] {
         for config in [Sm90a::new(1, 8, 4, 8, 4), Sm90a::new(2, 128, 2, 4, 1), Sm90a::new(2, 256, 1, 5, 1)] {
             for shape in [(1, 4096, 1024), (130, 5000, 464), (255, 513, 7168)] {
-                check(config, &scheduled(scheduler), shape, 5);
+                check(config, &Variant { scheduler, ..silu() }, shape, 5);
             }
         }
     }
@@ -290,13 +119,10 @@ fn ranges_of_features_are_parts_of_the_whole_exact() {
         .map(|config| Fused::new(&gpu, Config::Sm90a(config), &variant).unwrap());
     let (a, weights) = operands(large.config(), &variant, 1, (m, n, k));
     let there = Operands::upload(&large, &a, &weights, &[]).unwrap();
-    let launch = |spec| {
-        // SAFETY: the operands were allocated here, as large as the launch says.
-        unsafe { dualgemm_device::Device::launch(&gpu, &spec) }.unwrap();
-    };
+    let launch = |spec| gpu.launch(&spec).unwrap();
     launch(large.spec(&there.args).unwrap());
     let whole = there.read_c().unwrap();
-    dualgemm_device::Device::memset(&gpu, there.args.output.c, 0xEE, whole.len()).unwrap();
+    gpu.memset(there.args.output.c, 0xEE, whole.len()).unwrap();
     launch(large.spec_of(&there.args, 0..128).unwrap());
     launch(small.spec_of(&there.args, 128..192).unwrap());
     assert!(there.read_c().unwrap() == whole && there.guard_is_whole().unwrap());

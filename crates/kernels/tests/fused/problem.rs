@@ -12,7 +12,7 @@ use dualgemm_gemm::{AOperand, Activation, Bounded, Comparison, Epilogue, GateUp,
 use dualgemm_kernels::fused::{Config, Fused, FusedArgs};
 use dualgemm_kernels::operands::Operands;
 use dualgemm_kernels::parts::format::Format;
-use dualgemm_kernels::parts::variant::{Out, Products, Scheduler, Variant};
+use dualgemm_kernels::parts::variant::{Out, Products, Variant};
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::{Card, Checks, Gpu};
 
@@ -239,14 +239,16 @@ pub fn check_on(
     }
 }
 
-/// Rows in groups.
-pub fn check_groups(config: Config, variant: &Variant, sizes: &[u32], weights: (usize, usize)) {
-    check_on(&*gpu(&config), config, variant, sizes, weights, 1);
-}
-
-/// One problem.
-pub fn check(config: Config, variant: &Variant, (m, n, k): Shape) {
-    // Twice with stream-K: what a launch leaves behind must not disturb the next one.
-    let launches = if variant.scheduler == Scheduler::StreamK { 2 } else { 1 };
-    check_on(&*gpu(&config), config, variant, &[m as u32], (n, k), launches);
+/// C in 16 bits is the rounded C in f32 of the same kernel.
+pub fn check_halves(gpu: &dyn Device, config: Config, variant: &Variant, shape: Shape) {
+    let (a, weights) = operands(&config, variant, 1, shape);
+    let values = |out| {
+        let variant = Variant { out, ..variant.clone() };
+        run(gpu, (config, &variant), &a, &weights, (&[], 1)).values
+    };
+    let [floats, f16, bf16] = [Out::F32, Out::F16, Out::Bf16].map(values);
+    for ((f16, bf16), want) in f16.into_iter().zip(bf16).zip(floats) {
+        assert_eq!(f16, half::f16::from_f32(want).to_f32(), "{}", config.name());
+        assert_eq!(bf16, half::bf16::from_f32(want).to_f32(), "{}", config.name());
+    }
 }

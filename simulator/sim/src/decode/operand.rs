@@ -1,7 +1,7 @@
 //! Operands: names to registers, symbols to addresses, numbers to bits.
 
 use super::*;
-use crate::machine::ids::SPECIALS;
+use crate::machine::ids::{SPECIALS, VECTORS};
 use crate::names::modifiers;
 use dualgemm_ptx::Name;
 use dualgemm_ptx::ast::{AddressBase, Immediate};
@@ -70,15 +70,29 @@ pub struct Addr {
     pub space: Space,
 }
 
-/// A special register; `%envreg` and `%pm` have numbers, and every `.w` is zero.
+/// A special register. The first rows have components, and every `.w` is zero. `%envreg` and `%pm` have numbers.
 fn special(name: &str) -> Option<Src> {
     let (base, component) = match name.rsplit_once('.') {
         Some((base, letter)) => (base, ["x", "y", "z", "w"].iter().position(|c| *c == letter)?),
         None => (name, 0),
     };
-    let numbered = ["%envreg", "%pm"].into_iter().find(|prefix| base.starts_with(prefix));
-    let row = SPECIALS.iter().position(|(name, _)| *name == numbered.unwrap_or(base))?;
-    Some(if component == 3 { Src::Imm(0) } else { Src::Special(row as u8, component as u8) })
+    let is_numbered = |prefix: &str, count: u32| {
+        let number = base.strip_prefix(prefix)?;
+        let number = if prefix == "%pm" { number.trim_end_matches("_64") } else { number };
+        Some((0..count).any(|n| n.to_string() == number))
+    };
+    let family = match (is_numbered("%envreg", 32), is_numbered("%pm", 8)) {
+        (Some(true), _) => "%envreg",
+        (_, Some(true)) => "%pm",
+        (None, None) => base,
+        _ => return None,
+    };
+    let row = SPECIALS.iter().position(|(name, _)| *name == family)?;
+    match component {
+        _ if row >= VECTORS && base != name => None,
+        3 => Some(Src::Imm(0)),
+        _ => Some(Src::Special(row as u8, component as u8)),
+    }
 }
 
 /// The untyped type of a width.

@@ -30,6 +30,9 @@ pub struct Ids {
 /// A special register: its name, and from who the warp is and a component (0 to 2) its value in each lane.
 pub type SpecialRegister = (&'static str, fn(&Ids, usize) -> [u64; 32]);
 
+/// How many of the first special registers have components.
+pub const VECTORS: usize = 8;
+
 /// All special registers.
 pub const SPECIALS: &[SpecialRegister] = &[
     ("%tid", |ids, i| ids.tid[i].map(u64::from)),

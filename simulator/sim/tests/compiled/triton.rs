@@ -1,6 +1,6 @@
 //! Kernels that Triton compiled (`../triton/kernels.py`), against results computed here.
 
-use super::Host;
+use super::{Host, e4m3_code, small};
 use dualgemm_device::{Args, Device, DevicePtr};
 use dualgemm_ptx::Target;
 use dualgemm_sim::{Card, Config};
@@ -52,20 +52,9 @@ impl Kernel {
     }
 }
 
-/// Small integers, exact in every type, with sums that stay exact.
-fn small(n: usize, seed: u32) -> Vec<i32> {
-    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 29) as i32 - 3).collect()
-}
-
 /// C of `a` (m x k, by rows) and `b`; `at(k, n)` says where an element of `b` is.
 fn product(a: &[i32], b: &[i32], [m, n, k]: [usize; 3], at: impl Fn(usize, usize) -> usize) -> Vec<i32> {
     (0..m * n).map(|i| (0..k).map(|kk| a[i / n * k + kk] * b[at(kk, i % n)]).sum()).collect()
-}
-
-fn e4m3(v: i32) -> [u8; 1] {
-    // 1 = 2^0, 2 = 2^1, 3 = 1.5 * 2^1, 4 = 2^2; bias 7, three bits of mantissa.
-    let magnitude = [0x00, 0x38, 0x40, 0x44, 0x48][v.unsigned_abs() as usize];
-    [magnitude | if v < 0 { 0x80 } else { 0 }]
 }
 
 /// A matrix product with B by rows (`by_columns` false) or by columns.
@@ -105,7 +94,7 @@ fn matrix_products_on_the_tensor_cores_of_four_generations_exact() {
     let byte = |v: i32| (v as i8).to_le_bytes();
     let int = |b| i32::from_le_bytes(b) as f32;
     matmul("matmul_f16", [200, 136, 96], [2, 3], false, half_bytes, half_value);
-    matmul("matmul_fp8_sm89", [64, 64, 192], [1, 1], false, e4m3, f32::from_le_bytes);
+    matmul("matmul_fp8_sm89", [64, 64, 192], [1, 1], false, e4m3_code, f32::from_le_bytes);
     matmul("matmul_bf16_sm80", [100, 72, 96], [2, 2], false, brain, f32::from_le_bytes);
     matmul("matmul_int8", [64, 128, 192], [1, 2], true, byte, int);
 }

@@ -47,23 +47,7 @@ fn expanded_blocks_of_columns_are_right_close() {
 }
 
 #[test]
-fn linear_layers_are_within_the_bounds_of_f64() {
-    let ways = [
-        (1, AFormat::F16, Some("decode")),
-        (9, AFormat::Bf16, Some("fused")),
-        (9, AFormat::Nvfp4, Some("persistent")),
-        (33, AFormat::F16, Some("stream-k")),
-        (5, AFormat::Nvfp4, None),
-    ];
-    for (m, a, strategy) in ways {
-        let desc = DualGemmDesc::linear(m, 136, 224, a, BlockFormat::Nvfp4);
-        let layer = mlp(224, 32, 136, 2).down;
-        let plan = DualGemm::plan(&desc, &target(strategy)).unwrap();
-        let (a, packed) = (activations(a, m, 224), plan.prepack(&layer).unwrap());
-        let c = plan.run_to_vec(&a, &packed).unwrap();
-        let want = dualgemm::gemm::bounded_reference(&desc.epilogue, &a, 0..m, &layer);
-        assert_within(&c, &want, &plan.to_string());
-    }
+fn strategies_without_linear_layers_say_so() {
     for other in ["waves", "plain", "baseline"] {
         let desc = DualGemmDesc::linear(1, 136, 224, AFormat::F16, BlockFormat::Nvfp4);
         let message = refusal(DualGemm::plan(&desc, &target(Some(other))));

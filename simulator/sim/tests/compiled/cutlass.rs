@@ -1,7 +1,8 @@
-//! Kernels of CUTLASS 4 (`cutlass/gemm.cu` instantiates its collectives), compiled by nvcc, with the launches that
+//! Kernels of CUTLASS 4 (`../cutlass/gemm.cu` instantiates its collectives), compiled by nvcc, with the launches that
 //! CUTLASS's host code made, against results computed here. Parameters hold device addresses and tensor maps as the
 //! simulator gives them, so buffers are allocated here in the order of the recording.
 
+use super::{e2m1, e4m3, e4m3_code, small, upload};
 use dualgemm_device::{Args, Device, DevicePtr, Error, LaunchSpec};
 use dualgemm_sim::{Card, Config, Gpu};
 use half::{bf16, f16};
@@ -16,24 +17,14 @@ enum Element {
     Nvfp4,
 }
 
-/// Integers from -3 to 4.
-fn small(n: usize, seed: u32) -> Vec<i32> {
-    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 29) as i32 - 3).collect()
-}
-
 impl Element {
     fn encode(self, values: &[i32]) -> Vec<u8> {
-        let sign = |v: i32, bit: u8| if v < 0 { bit } else { 0 };
         match self {
             Element::F16 => values.iter().flat_map(|v| f16::from_f32(*v as f32).to_le_bytes()).collect(),
             Element::I8 => values.iter().map(|v| *v as u8).collect(),
-            Element::E4m3 => {
-                let code =
-                    |v: &i32| [0x00, 0x38, 0x40, 0x44, 0x48][v.unsigned_abs() as usize] | sign(*v, 0x80);
-                values.iter().map(code).collect()
-            }
+            Element::E4m3 => values.iter().flat_map(|v| e4m3_code(*v)).collect(),
             Element::Nvfp4 => {
-                let code = |v: i32| [0, 2, 4, 5, 6][v.unsigned_abs() as usize] | sign(v, 8);
+                let code = |v: i32| [0, 2, 4, 5, 6][v.unsigned_abs() as usize] | if v < 0 { 8 } else { 0 };
                 values.chunks_exact(2).map(|v| code(v[0]) | code(v[1]) << 4).collect()
             }
         }
@@ -89,15 +80,8 @@ impl Recording {
             .cluster(self.numbers("cluster"))
             .dynamic_shared(self.numbers::<1>("shared ")[0])
             .args(Args::new().bytes(argument, 64));
-        // SAFETY: the device is simulated and fails a launch that leaves its memory.
-        unsafe { gpu.launch(&spec) }
+        gpu.launch(&spec)
     }
-}
-
-fn upload(gpu: &Gpu, bytes: &[u8]) -> DevicePtr {
-    let at = gpu.alloc(bytes.len()).unwrap();
-    gpu.copy_to(at, bytes).unwrap();
-    at
 }
 
 /// Runs a recorded launch on data of ours. `out` gives what D should hold for a sum.
@@ -184,13 +168,7 @@ fn nearest(values: &[f64], x: f64) -> usize {
 /// nvfp4 to nvfp4. Its epilogue puts a byte that was written and three that were not into a register, and stores the first.
 #[test]
 fn blackwell_matrix_times_vector_of_nvfp4_exact() {
-    const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let e4m3: Vec<f64> = (0..127u32)
-        .map(|c| match c >> 3 {
-            0 => f64::from(c & 7) / 512.0,
-            e => f64::from(8 + (c & 7)) / 8.0 * 2f64.powi(e as i32 - 7),
-        })
-        .collect();
+    let (e2m1, e4m3) = ([0, 1, 2, 3, 4, 5, 6, 7].map(e2m1), (0..127).map(e4m3).collect::<Vec<f64>>());
     let recording = Recording::read("blackwell_gemv_nvfp4");
     let (m, k) = (64, 1024);
     let blocks = k / 16;
@@ -231,7 +209,7 @@ fn blackwell_matrix_times_vector_of_nvfp4_exact() {
             let scale = nearest(&e4m3, most * 0.25 / 6.0);
             assert_eq!(usize::from(found), scale, "seed {seed}: scale {block}");
             for (row, sum) in rows.zip(sums) {
-                let code = nearest(&E2M1, sum.abs() * 0.25 / e4m3[scale]);
+                let code = nearest(&e2m1, sum.abs() * 0.25 / e4m3[scale]);
                 let got = usize::from(codes[row / 2] >> (row % 2 * 4)) & 15;
                 assert_eq!(got, code + if sum < 0.0 { 8 } else { 0 }, "seed {seed}: D[{row}]");
             }
