@@ -238,6 +238,7 @@ mod tests {
 
     fn nvfp4(codes: Vec<u8>, scales: Vec<u8>, global_scale: f32) -> OwnedMatrix {
         let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+        let [codes, scales] = [codes, scales].map(|bytes| bytes.into_iter().collect());
         OwnedMatrix::Quantized { format, codes, scales, layout, global_scale }
     }
 
@@ -332,9 +333,7 @@ mod tests {
 
     #[test]
     fn the_worst_element_is_named_by_its_row_in_the_whole_result() {
-        let mut c = vec![1.0f32; 40];
-        c[39] = 2.0;
-        let result = OwnedMatrix::F32(c);
+        let result = OwnedMatrix::F32((0..40).map(|i| if i == 39 { 2.0 } else { 1.0 }).collect());
         for sample in [RowSample::spread(10, 3), RowSample::all(10)] {
             let want = vec![1.0; sample.rows().len() * 4];
             let found = matrix_of(&result, (10, 4)).unwrap().compare(&want, &sample).unwrap();

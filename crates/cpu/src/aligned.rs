@@ -85,6 +85,15 @@ impl<T: Pod> Deref for Aligned<T> {
     }
 }
 
+impl<T: Pod> FromIterator<T> for Aligned<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        let values: Vec<T> = values.into_iter().collect();
+        let mut new = Self::zeroed(values.len());
+        new.copy_from_slice(&values);
+        new
+    }
+}
+
 impl<T: Pod> Clone for Aligned<T> {
     fn clone(&self) -> Self {
         let mut copy = Self::zeroed(self.len);

@@ -94,6 +94,14 @@ impl Work for Apply<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
+        let (alpha, [left, right]) = (self.alpha[0] as f32, &self.bias);
+        if self.op == Operation::Linear && alpha.is_normal() && left.is_none() && right.is_none() {
+            // One loop over all: by rows and halves it takes two and a half times as long.
+            for sum in self.rows.as_flattened_mut() {
+                *sum = vmath::canonical(*sum * alpha);
+            }
+            return;
+        }
         match (self.op, self.rows.len() < ROWS) {
             (Operation::GateUp, true) => self.groups::<1>(),
             (Operation::GateUp, false) => self.groups::<ROWS>(),

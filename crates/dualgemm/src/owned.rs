@@ -1,5 +1,6 @@
 //! Matrices in memory of their own: what one product writes and the next one reads.
 
+use dualgemm_cpu::Aligned;
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::{FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut};
@@ -7,36 +8,29 @@ use half::{bf16, f16};
 
 use crate::Error;
 
-/// Rows of one format: written as a C, read as an A.
+/// Rows of one format: written as a C, read as an A. They start on a cache line: threads that write neighbouring features would
+/// else write to one line at the same time.
 #[derive(Debug, Clone)]
 pub enum OwnedMatrix {
     /// Row-major.
-    F32(Vec<f32>),
+    F32(Aligned<f32>),
     /// Row-major.
-    F16(Vec<f16>),
+    F16(Aligned<f16>),
     /// Row-major.
-    Bf16(Vec<bf16>),
+    Bf16(Aligned<bf16>),
     /// Codes with their scales.
     Quantized {
         /// What of.
         format: BlockFormat,
         /// Even feature in the low nibble.
-        codes: Vec<u8>,
+        codes: Aligned<u8>,
         /// Scale bytes, padding included.
-        scales: Vec<u8>,
+        scales: Aligned<u8>,
         /// Their order.
         layout: ScaleLayout,
         /// Tensor scale, a multiplier.
         global_scale: f32,
     },
-}
-
-/// `len` elements, or none if the memory does not hold them.
-pub(crate) fn try_vec<T: Clone>(len: Option<usize>, element: T) -> Option<Vec<T>> {
-    let (len, mut vec) = (len?, Vec::new());
-    vec.try_reserve_exact(len).ok()?;
-    vec.resize(len, element);
-    Some(vec)
 }
 
 impl OwnedMatrix {
@@ -52,12 +46,13 @@ impl OwnedMatrix {
     ) -> Result<Self, Error> {
         let values = rows.checked_mul(cols);
         let made = match (format, format.block_format()) {
-            (AFormat::F16, _) => try_vec(values, f16::ZERO).map(Self::F16),
-            (AFormat::Bf16, _) => try_vec(values, bf16::ZERO).map(Self::Bf16),
-            (_, None) => try_vec(values, 0.0).map(Self::F32),
+            (AFormat::F16, _) => values.and_then(Aligned::try_zeroed).map(Self::F16),
+            (AFormat::Bf16, _) => values.and_then(Aligned::try_zeroed).map(Self::Bf16),
+            (_, None) => values.and_then(Aligned::try_zeroed).map(Self::F32),
             (_, Some(format)) => {
-                let codes = try_vec(values.map(|values| values / 2), 0);
-                let scales = try_vec(layout.checked_len(rows, cols / format.block_len()), 0);
+                let codes = values.and_then(|values| Aligned::try_zeroed(values / 2));
+                let scales = layout.checked_len(rows, cols / format.block_len());
+                let scales = scales.and_then(Aligned::try_zeroed);
                 let both = codes.zip(scales);
                 both.map(|(codes, scales)| Self::Quantized {
                     format,

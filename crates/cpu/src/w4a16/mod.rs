@@ -88,6 +88,9 @@ pub(crate) const TILE_ROWS: usize = 256;
 /// Elements of K that are prepared at a time.
 const SPAN_K: usize = 4 * BLOCK_K;
 
+/// Rows that are prepared for [`tiles`] at a time: with whole tiles, a prompt would have too few items for many threads.
+const PART_ROWS: usize = 4 * crate::amx::TILE_ROWS;
+
 /// Activations that are multiplied with several panels in turn: 256 KiB. A second-level cache of 512 KiB then has room for
 /// sums and for the weights that stream through.
 const CACHED: usize = 64 << 10;
@@ -166,25 +169,31 @@ impl Kernel {
         let shares_row = team::awake();
         let threads = if matches!(tiles, [RowTile { rows: 1, .. }]) && !shares_row { 1 } else { threads };
         let spans = k.div_ceil(SPAN_K);
+        let most_rows = tiles.iter().fold(0, |most, tile| most.max(tile.rows));
+        let parts = self.tile_terms(a, most_rows).map_or(1, |_| most_rows.div_ceil(PART_ROWS));
         threads::for_each(
             threads,
-            tiles.len() * spans,
+            tiles.len() * spans * parts,
             |_| (),
             |(), item| {
+                let (item, start) = (item / parts, item % parts * PART_ROWS);
                 let (tile, first) = (&tiles[item / spans], item % spans * SPAN_K);
                 let (rows, row) = (RowsOfA::new(tile, list), tile.first_row - first_row);
                 let len = SPAN_K.min(k - first);
                 let blocks_of = |len: usize| len.div_ceil(BLOCK_K);
                 let part = |at: usize, words_len: usize, layouts_len: usize| {
-                    // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different spans of
-                    // one tile, or of tiles without a common row. One that takes a whole row is the only one of its tile.
+                    // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different spans, or
+                    // rows for tiles, of one tile, or of tiles without a common row. One that takes a whole row is the only one of its tile.
                     unsafe {
                         (
                             words.part(row * row_len + at, words_len),
-                            layouts.part(row * blocks + first / BLOCK_K, layouts_len),
+                            layouts.part((row + start) * blocks + first / BLOCK_K, layouts_len),
                         )
                     }
                 };
+                if start >= tile.rows {
+                    return;
+                }
                 if tile.rows == 1 {
                     if shares_row {
                         // A row has room for a block for each chunk.
@@ -198,11 +207,19 @@ impl Kernel {
                     return;
                 }
                 if let Some(terms) = self.tile_terms(a, tile.rows) {
-                    let len_of = |k: usize| k * tile.rows * terms;
-                    let (out, layouts) = part(len_of(first) / 2, len_of(len).div_ceil(2), blocks_of(len));
-                    let out = bytemuck::cast_slice_mut(out);
+                    let (first_row, rows) = (tile.first_row + start, PART_ROWS.min(tile.rows - start));
+                    let rows = RowsOfA::new(&RowTile { first_row, rows, ..*tile }, list);
+                    let write = |first: usize| {
+                        let len = tiles::BLOCK_K.min(k - first);
+                        let words_of = |rows: usize, k: usize| rows * k * terms / 2;
+                        let at = words_of(tile.rows, first) + words_of(start, len);
+                        let (out, _) = part(at, words_of(rows.len(), len), 0);
+                        let out = bytemuck::cast_slice_mut(out);
+                        self.isa.dispatch(tiles::Write { a, terms, rows, first, out })
+                    };
                     // What does not fit is written below.
-                    let fits = self.isa.dispatch(tiles::Write { a, terms, rows, first, out });
+                    let fits = (first..first + len).step_by(tiles::BLOCK_K).all(write);
+                    let (_, layouts) = part(0, 0, blocks_of(len));
                     layouts.fill(if fits { Layout::Tiles { terms } } else { Layout::Floats });
                     return;
                 }
@@ -212,7 +229,7 @@ impl Kernel {
         );
         for tile in tiles {
             let (rows, row) = (RowsOfA::new(tile, list), tile.first_row - first_row);
-            let layouts = &mut buffer.layouts[row * blocks..][..blocks];
+            let layouts = &mut buffer.layouts[row * blocks..][..tile.rows * blocks];
             if tile.rows == 1 {
                 if shares_row {
                     let out = &mut buffer.words[row * row_len..][..row_len];
@@ -220,12 +237,16 @@ impl Kernel {
                 }
                 continue;
             }
-            let whole =
-                self.tile_terms(a, tile.rows).map_or(Layout::FewRows, |terms| Layout::Tiles { terms });
-            let count = layouts.iter().filter(|&&layout| layout == whole).count();
-            if (1..blocks).contains(&count) || whole != Layout::FewRows && count == 0 {
+            let (whole, rows_of_part) = self
+                .tile_terms(a, tile.rows)
+                .map_or((Layout::FewRows, tile.rows), |terms| (Layout::Tiles { terms }, PART_ROWS));
+            let of_parts = layouts.chunks(rows_of_part * blocks).flat_map(|part| &part[..blocks]);
+            let are_whole = || of_parts.clone().map(|&layout| layout == whole);
+            let (any, all) = (are_whole().any(|is| is), are_whole().all(|is| is));
+            if any && !all || whole != Layout::FewRows && !any {
                 // Some spans hold numbers too large or too small for the order of the others.
-                self.write_blocks(a, rows, 0, &mut buffer.words[row * row_len..][..k * tile.rows], layouts);
+                let out = &mut buffer.words[row * row_len..][..k * tile.rows];
+                self.write_blocks(a, rows, 0, out, &mut layouts[..blocks]);
             }
         }
         Bound { kernel: self, first_row, k, a: buffer }

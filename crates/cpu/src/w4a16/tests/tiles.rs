@@ -123,8 +123,8 @@ fn the_order_of_sums_of_tiles_is_the_documented_one_exact() {
     let (n, k) = (5, tiles::BLOCK_K + 64);
     let pair = weights(BlockFormat::Nvfp4, n, k, 1);
     let packed = PackedGateUp::pack(&pair).unwrap();
-    // One group, a full one, two, two and a rest, more than are cached at once.
-    for m in [8, 16, 32, 51] {
+    // One group, a full one, two, two and a rest, more than a thread prepares at once.
+    for m in [8, 16, 32, 51, 100] {
         let data = activations(m, k);
         for (a, terms) in each_type(m, k, &data)
             .iter()
@@ -192,15 +192,17 @@ fn real_tiles_give_the_bits_of_emulated_ones_exact() {
 
 #[test]
 fn what_tiles_would_flush_goes_another_way() {
-    let (m, k) = (16, 64);
+    let k = 64;
     let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 3)).unwrap();
     let (kernel, others) = (emulated(Isa::best()), kernel(Isa::best(), BlockFormat::Nvfp4));
     let smallest = [2f32.powi(-109), 2f32.powi(-93)];
-    for (small, fits) in [(1.0, true), (0.5, false), (f32::INFINITY, false), (f32::NAN, false), (0.0, true)] {
+    let numbers = [(1.0, true), (0.5, false), (f32::INFINITY, false), (f32::NAN, false), (0.0, true)];
+    // Among 100 rows, it is in those that are prepared last.
+    for (m, (small, fits)) in [16, 100].into_iter().flat_map(|m| numbers.map(|number| (m, number))) {
         let mut data = activations(m, k);
         data.iter_mut().for_each(|x| *x = x.abs().max(0.25));
         let mut with = |smallest: f32| {
-            data[k + 5] = smallest * small;
+            data[(m - 1) * k + 5] = smallest * small;
             data.clone()
         };
         let (bf16s, f32s) = (with(smallest[0]), with(smallest[1]));
@@ -214,9 +216,9 @@ fn what_tiles_would_flush_goes_another_way() {
     }
     // Rows too few, K too odd, another format.
     assert!(!matches!(layout(kernel, &bf16s(7, k)), Layout::Tiles { .. }));
-    assert!(!matches!(layout(kernel, &bf16s(m, 48)), Layout::Tiles { .. }));
+    assert!(!matches!(layout(kernel, &bf16s(16, 48)), Layout::Tiles { .. }));
     let mxfp4 = Kernel::new(Isa::best().checked().unwrap().emulating_tiles(), BlockFormat::Mxfp4);
-    assert!(!matches!(layout(mxfp4, &bf16s(m, k)), Layout::Tiles { .. }));
+    assert!(!matches!(layout(mxfp4, &bf16s(16, k)), Layout::Tiles { .. }));
 }
 
 proptest! {
