@@ -7,12 +7,6 @@ use crate::tile::MAX_TILE_ROWS;
 use crate::workspace::Input;
 use crate::{Error, Isa, team, w4a4, w4a16};
 
-/// Fewest items of work, a panel of a tile each, of a thread on tiles of AMX: with one or two, some threads wait for others.
-const ITEMS_AMX: usize = 4;
-
-/// Fewest rows to which that divides tiles. Each tile widens all weights.
-const FEW_ROWS_AMX: usize = 64;
-
 /// Choices of a caller. By default the plan chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
@@ -49,12 +43,6 @@ pub struct CpuPlan {
     pub bytes: f64,
 }
 
-/// Rows of a tile: `most`, or fewer on tiles of AMX if that makes too few items for the threads.
-fn tile_rows(isa: Isa, most: usize, threads: usize, items: impl Fn(usize) -> usize) -> usize {
-    let is_few = |rows| isa == Isa::AmxBf16 && rows > FEW_ROWS_AMX && items(rows) < ITEMS_AMX * threads;
-    if is_few(most) { tile_rows(isa, most.div_ceil(2), threads, items) } else { most }
-}
-
 impl CpuPlan {
     /// Plans a problem.
     ///
@@ -68,11 +56,9 @@ impl CpuPlan {
             Some(a) => ("w4a4", w4a4::tile_rows(isa, a, desc.b, desc.k)),
             None => ("w4a16", w4a16::TILE_ROWS),
         };
-        let panels = desc.n.div_ceil(panel_columns(desc.op)) * desc.batch;
-        let tile_rows = tile_rows(isa, desc.m.min(most_rows), threads, |rows| {
-            desc.m.div_ceil(rows).saturating_mul(panels)
-        });
-        let packed = panels as f64 * (desc.k / CHUNK_K * CHUNK) as f64;
+        let tile_rows = desc.m.min(most_rows);
+        let panels = (desc.n.div_ceil(panel_columns(desc.op)) * desc.batch) as f64;
+        let packed = panels * (desc.k / CHUNK_K * CHUNK) as f64;
         let nominal = DualGemmDesc { n: 0, ..*desc }.bytes();
         let c = desc.out.bits_per_element() / 8.0 * (desc.m * desc.n * desc.batch) as f64;
         Ok(Self {
@@ -170,14 +156,6 @@ mod tests {
             assert_eq!(plan.twice, twice);
             assert_eq!(plan.to_string().contains(", twice for the tensor scale of C: "), twice, "{plan}");
         }
-    }
-
-    #[test]
-    fn tiles_have_fewer_rows_where_threads_would_wait() {
-        // 512 rows by 576 features, 18 panels.
-        let of = |isa, threads| tile_rows(isa, 256, threads, |rows| 512usize.div_ceil(rows) * 18);
-        assert_eq!([1, 4, 9, 16, 64].map(|threads| of(Isa::AmxBf16, threads)), [256, 256, 256, 128, 64]);
-        assert_eq!(of(Isa::Avx2, 64), 256);
     }
 
     #[test]
