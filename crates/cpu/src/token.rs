@@ -19,6 +19,7 @@ use dualgemm_gemm::{AOperand, OutputMut};
 use half::{bf16, f16};
 
 use crate::aligned::Aligned;
+use crate::attention::{Causal, Heads, Prepared, is_available};
 use crate::float_linear::Element;
 use crate::isa::{Available, InstructionSet, Work};
 use crate::threads::{self, SharedSlice};
@@ -58,13 +59,7 @@ pub struct LayerDesc {
 
 /// Whether layers of this type and these features of a head take more than one token, on this machine.
 pub fn takes_prompts(float: FloatType, head_dim: usize) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return float == FloatType::Bf16 && crate::attention::is_available(head_dim);
-    #[cfg(not(target_arch = "x86_64"))]
-    return {
-        let _ = (float, head_dim);
-        false
-    };
+    float == FloatType::Bf16 && is_available(head_dim)
 }
 
 impl LayerDesc {
@@ -84,7 +79,7 @@ impl LayerDesc {
             return fault("the layer", found, "at least one of each, and heads that share keys evenly");
         }
         if rows != 1 && (rows == 0 || !takes_prompts(float, head_dim)) {
-            let expected = "1; more of bf16 alone, by kernels of avx512bf16, with a head_dim of multiples of 32 up to 256";
+            let expected = "1; more of bf16 alone, by kernels that multiply bf16, with a head_dim of multiples of 32 up to 256";
             return fault("the number of tokens", rows.to_string(), expected);
         }
         Ok(())
@@ -129,13 +124,14 @@ pub struct Tokens<'a> {
     pub out: OutputMut<'a>,
 }
 
-/// The buffers of a layer's tokens. Runs allocate nothing.
+/// The buffers of a layer's tokens. Runs allocate nothing, after the first of a prompt.
 #[derive(Debug)]
 pub struct TokenLayer {
     desc: LayerDesc,
     isa: Available,
     threads: usize,
     room: Aligned<f32>,
+    prepared: Prepared,
 }
 
 impl TokenLayer {
@@ -149,7 +145,7 @@ impl TokenLayer {
         let threads = options.threads.unwrap_or_else(team::threads).max(1);
         let of_token = 2 * desc.hidden + 2 * (desc.heads + desc.kv_heads) * desc.head_dim;
         let room = Aligned::zeroed(desc.rows * of_token);
-        Ok(Self { desc: *desc, isa, threads, room })
+        Ok(Self { desc: *desc, isa, threads, room, prepared: Prepared::default() })
     }
 
     /// Computes the tokens, adds their keys and values to the cache and writes `out`. `product` computes the layer's products, of a
@@ -221,7 +217,18 @@ impl TokenLayer {
             let cached = attention::Cached { keys, values, room, first, len: len + 1, head_dim };
             cached.attend(isa, self.threads, q, sinks, scale, attended);
         } else {
-            prompt(&self.desc, self.threads, [q, keys, values], room, scale, attended)?;
+            let of = |elements, heads, head_stride, row_stride| Heads {
+                // Layers of other types take no prompts.
+                elements: bytemuck::cast_slice::<T, bf16>(elements),
+                heads,
+                head_stride,
+                row_stride,
+            };
+            let q = of(q, heads, head_dim, of_queries);
+            let [k, v] = [keys, values].map(|of_cache| of(of_cache, kv_heads, room * head_dim, head_dim));
+            let attended = bytemuck::cast_slice_mut(attended);
+            let causal = Causal { q, k, v, rows, dim: head_dim, scale };
+            causal.run_on(isa, attended, threads, &mut self.prepared)?;
         }
         product(Part::Output, &operand(attended, rows)?, T::into_output(y))?;
         let of_row = SharedSlice::new(normed);
@@ -238,38 +245,6 @@ impl TokenLayer {
             isa.dispatch(Add { to: out, y: &y[row * hidden..][..hidden] });
         });
         Ok(())
-    }
-}
-
-/// Attention of a prompt, from queries `[rows, heads, head_dim]` and the cache to the same.
-fn prompt<T: Float>(
-    desc: &LayerDesc,
-    threads: usize,
-    [q, keys, values]: [&[T]; 3],
-    room: usize,
-    scale: f32,
-    out: &mut [T],
-) -> Result<(), Error> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use crate::attention::{Heads, causal};
-
-        let LayerDesc { heads, kv_heads, head_dim, rows, .. } = *desc;
-        // Layers of other types take no prompts.
-        let (q, out) = (bytemuck::cast_slice(q), bytemuck::cast_slice_mut(out));
-        let q = Heads { elements: q, heads, head_stride: head_dim, row_stride: heads * head_dim };
-        let [k, v] = [keys, values].map(|cache| Heads {
-            elements: bytemuck::cast_slice(cache),
-            heads: kv_heads,
-            head_stride: room * head_dim,
-            row_stride: head_dim,
-        });
-        causal([q, k, v], rows, head_dim, scale, out, threads)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (threads, q, keys, values, room, scale, out);
-        desc.check()
     }
 }
 
