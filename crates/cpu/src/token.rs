@@ -23,7 +23,7 @@ use crate::attention::{Causal, Heads, Prepared, is_available};
 use crate::float_linear::Element;
 use crate::isa::{Available, InstructionSet, Work};
 use crate::threads::{self, SharedSlice};
-use crate::{CpuOptions, Error, Isa, team, vmath};
+use crate::{CpuOptions, Error, Isa, lanes, team, vmath};
 
 /// A product that a layer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -400,11 +400,11 @@ fn operand<T: Float>(values: &[T], rows: usize) -> Result<AOperand<'_>, Error> {
 #[inline(always)]
 fn rms_norm<T: Float>(x: &mut [T], (weight, eps, once): Weights<'_, T>) {
     let mut lanes = [0.0f32; 16];
-    for x in x.chunks(16) {
-        for (lane, x) in lanes.iter_mut().zip(x) {
-            *lane += x.widen() * x.widen();
-        }
+    let (whole, rest) = x.as_chunks::<16>();
+    for x in whole {
+        lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += x.widen() * x.widen());
     }
+    lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane += x.widen() * x.widen());
     let factor = 1.0 / (lanes.iter().sum::<f32>() / x.len() as f32 + eps).sqrt();
     for (x, w) in x.iter_mut().zip(weight) {
         let quotient = x.widen() * factor;
@@ -440,22 +440,31 @@ impl<T: Float> Work for Position<'_, T> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        let (cos, sin, half) = (self.cos, self.sin, self.cos[0].len());
+        let half = self.cos[0].len();
+        let [cos, sin] = [self.cos, self.sin].map(|sides| sides.map(|side| side.as_chunks::<8>().0));
         for head in self.heads.chunks_exact_mut(2 * half) {
             if let Some(norm) = self.norm {
                 rms_norm(head, norm);
             }
             let (left, right) = head.split_at_mut(half);
-            let rotated = |x: f32, cos: T, other: f32, sin: T| {
-                T::narrow(T::round(x * cos.widen()) + T::round(other * sin.widen()))
-            };
-            for (i, (left, right)) in left.iter_mut().zip(right).enumerate() {
-                let (l, r) = (left.widen(), right.widen());
-                *left = rotated(l, cos[0][i], -r, sin[0][i]);
-                *right = rotated(r, cos[1][i], l, sin[1][i]);
+            let pairs = left.as_chunks_mut::<8>().0.iter_mut().zip(right.as_chunks_mut::<8>().0);
+            for (i, (left, right)) in pairs.enumerate() {
+                let (l, r) = (*left, *right);
+                *left = sums(&products(&l, &cos[0][i], 1.0), &products(&r, &sin[0][i], -1.0));
+                *right = sums(&products(&r, &cos[1][i], 1.0), &products(&l, &sin[1][i], 1.0));
             }
         }
     }
+}
+
+#[inline(always)]
+fn products<T: Float>(x: &[T; 8], of: &[T; 8], sign: f32) -> [f32; 8] {
+    lanes::zip(x, of, |x, of| T::round(sign * x.widen() * of.widen()))
+}
+
+#[inline(always)]
+fn sums<T: Float>(x: &[f32; 8], y: &[f32; 8]) -> [T; 8] {
+    lanes::zip(x, y, |x, y| T::narrow(x + y))
 }
 
 struct Add<'a, T> {
