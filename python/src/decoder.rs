@@ -1,9 +1,11 @@
 //! `DecoderLayer`: one token or a prompt through a whole decoder layer in one call; or up to its MLP, where that is a module that
 //! Python calls.
 
+use std::cell::RefCell;
 use std::sync::Mutex;
 
 use dualgemm::cpu::CpuOptions;
+use dualgemm::cpu::attention::{Causal, Heads, Prepared, is_available};
 use dualgemm::cpu::token::{LayerDesc, Norm, TokenLayer, Tokens, takes_prompts};
 use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
 use dualgemm::gemm::{AOperand, OutputMut, QuantizeA};
@@ -20,6 +22,7 @@ use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::operand::floats;
 use crate::packed::Packed;
+use crate::pool::Threads;
 use crate::runners::{self, Problem, Product, ProductRunner, Waiting, Weights, cpu_options, is_small};
 
 /// Writes what enters the MLP for the caller, whose MLP it is; to the layer the MLP is 0.
@@ -84,7 +87,7 @@ impl Problem for Shape {
 
     fn bytes(&self) -> usize {
         let LayerDesc { rows, hidden, heads, kv_heads, head_dim, .. } = self.layer;
-        let own = 8 * rows.saturating_mul(hidden + (heads + kv_heads) * head_dim);
+        let own = rows.saturating_mul(8 * hidden + (8 * heads + 12 * kv_heads) * head_dim);
         own + self.products.iter().flatten().map(Product::bytes).sum::<usize>()
     }
 
@@ -256,14 +259,13 @@ impl DecoderLayer {
 }
 
 /// The heads of an array `[1, heads, rows, dim]` of bf16, and its rows and features; `None` if it is another.
-#[cfg(target_arch = "x86_64")]
-fn heads<'a>(array: &'a Array<'_>) -> Option<(dualgemm::cpu::attention::Heads<'a>, [usize; 2])> {
+fn heads<'a>(array: &'a Array<'_>) -> Option<(Heads<'a>, [usize; 2])> {
     let (&[1, heads, rows, dim], &[_, head, row, 1]) = (&array.shape[..], &array.strides[..]) else {
         return None;
     };
     let elements = (array.dtype == Dtype::Bf16).then(|| array.as_span::<bf16>())??;
     let (head_stride, row_stride) = (head as usize, row as usize);
-    Some((dualgemm::cpu::attention::Heads { elements, heads, head_stride, row_stride }, [rows, dim]))
+    Some((Heads { elements, heads, head_stride, row_stride }, [rows, dim]))
 }
 
 /// Writes what a prompt's tokens attend to, each to itself and those before, of q `[1, heads, rows, dim]` and k and v `[1, kv_heads,
@@ -278,39 +280,31 @@ pub fn attend_causal(
     scale: f32,
     out: &Bound<'_, PyAny>,
 ) -> PyResult<bool> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use dualgemm::cpu::attention::{causal, is_available};
-
-        let [q, k, v] = [Array::on_cpu("q", q)?, Array::on_cpu("k", k)?, Array::on_cpu("v", v)?];
-        let mut out = Array::on_cpu("out", out)?;
-        let (Some((qs, shape)), Some((ks, k_shape)), Some((vs, v_shape))) = (heads(&q), heads(&k), heads(&v))
-        else {
-            return Ok(false);
-        };
-        let [rows, dim] = shape;
-        if k_shape != shape || v_shape != shape || !is_available(dim) {
-            return Ok(false);
-        }
-        let extent = out.extent();
-        if [&q, &k, &v]
-            .iter()
-            .any(|read| read.extent().start < extent.end && extent.start < read.extent().end)
-        {
-            refuse!(Operand, "out: shares memory with another operand");
-        }
-        let OutputMut::Bf16(to) = output("out", &mut out)? else { return Ok(false) };
-        let threads = crate::pool::Threads::current(py)?;
-        let mut work = || causal([qs, ks, vs], rows, dim, scale, to, threads.count());
+    thread_local! {
+        static PREPARED: RefCell<Prepared> = RefCell::default();
+    }
+    let [q, k, v] = [Array::on_cpu("q", q)?, Array::on_cpu("k", k)?, Array::on_cpu("v", v)?];
+    let mut out = Array::on_cpu("out", out)?;
+    let (Some((qs, shape)), Some((ks, k_shape)), Some((vs, v_shape))) = (heads(&q), heads(&k), heads(&v))
+    else {
+        return Ok(false);
+    };
+    let [rows, dim] = shape;
+    if k_shape != shape || v_shape != shape || !is_available(dim) {
+        return Ok(false);
+    }
+    let extent = out.extent();
+    if [&q, &k, &v].iter().any(|read| read.extent().start < extent.end && extent.start < read.extent().end) {
+        refuse!(Operand, "out: shares memory with another operand");
+    }
+    let OutputMut::Bf16(to) = output("out", &mut out)? else { return Ok(false) };
+    let (threads, causal) = (Threads::current(py)?, Causal { q: qs, k: ks, v: vs, rows, dim, scale });
+    let done = PREPARED.with_borrow_mut(|prepared| {
+        let mut work = || causal.run(to, threads.count(), prepared);
         // One thread needs no other.
-        let done = py.detach(|| if threads.count() == 1 { work() } else { threads.install(work) });
-        done.map(|()| true).map_err(facade)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (py, q, k, v, scale, out);
-        Ok(false)
-    }
+        py.detach(|| if threads.count() == 1 { work() } else { threads.install(work) })
+    });
+    done.map(|()| true).map_err(facade)
 }
 
 /// How many entries of a mask of one token, the first ones, hide what they stand for: zeros of bytes, or the lowest number of a type

@@ -13,7 +13,7 @@
 //! instruction sets and between numbers of rows, but not between numbers of threads.
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod dots;
+mod dots;
 mod products;
 mod tiles;
 mod vectors;
@@ -65,7 +65,7 @@ const TILE_PANELS: usize = 4;
 const VECTOR_ROWS: usize = 64;
 
 /// Rows of a block of tiles.
-pub(crate) const BLOCK_ROWS: usize = 2 * TILE_ROWS;
+const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 
 /// Fewest rows for which a block of tiles that is not full pays.
 const fn min_tile_rows(tiles: Tiles) -> usize {

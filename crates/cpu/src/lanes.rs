@@ -1,4 +1,4 @@
-//! Loops over arrays of 16 in a form that LLVM turns into vectors.
+//! Loops over small arrays in a form that LLVM turns into vectors.
 //!
 //! LLVM splits arrays into scalars where `array::map` is not inlined, which happens, and where a reduction runs in order.
 
@@ -8,6 +8,20 @@ pub(crate) fn map<T: Copy, U: Copy>(values: &[T; 16], f: impl Fn(T) -> U) -> [U;
     let mut out = [f(values[0]); 16];
     for (out, &value) in out.iter_mut().zip(values) {
         *out = f(value);
+    }
+    out
+}
+
+/// Applies `f` to each pair of values.
+#[inline(always)]
+pub(crate) fn zip<T: Copy, U: Copy, V: Copy, const N: usize>(
+    left: &[T; N],
+    right: &[U; N],
+    f: impl Fn(T, U) -> V,
+) -> [V; N] {
+    let mut out = [f(left[0], right[0]); N];
+    for ((out, &left), &right) in out.iter_mut().zip(left).zip(right) {
+        *out = f(left, right);
     }
     out
 }

@@ -14,7 +14,7 @@
 //! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 //! | [`float_linear`] | [`FloatLinear`]: linear layers with weights that stay floats |
-//! | `attention` | a prompt's causal attention in bf16 |
+//! | [`attention`] | a prompt's causal attention in bf16 |
 //! | [`token`] | [`TokenLayer`]: a decoder layer's norms, rotation and attention, for one token or a prompt |
 
 #![warn(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
@@ -25,7 +25,6 @@ mod aligned;
     allow(dead_code, reason = "x86 alone has tiles, and tests emulate them")
 )]
 mod amx;
-#[cfg(target_arch = "x86_64")]
 pub mod attention;
 pub mod epilogue;
 pub mod error;

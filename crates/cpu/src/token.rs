@@ -19,10 +19,11 @@ use dualgemm_gemm::{AOperand, OutputMut};
 use half::{bf16, f16};
 
 use crate::aligned::Aligned;
+use crate::attention::{Causal, Heads, Prepared, is_available};
 use crate::float_linear::Element;
 use crate::isa::{Available, InstructionSet, Work};
 use crate::threads::{self, SharedSlice};
-use crate::{CpuOptions, Error, Isa, team, vmath};
+use crate::{CpuOptions, Error, Isa, lanes, team, vmath};
 
 /// A product that a layer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,13 +59,7 @@ pub struct LayerDesc {
 
 /// Whether layers of this type and these features of a head take more than one token, on this machine.
 pub fn takes_prompts(float: FloatType, head_dim: usize) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return float == FloatType::Bf16 && crate::attention::is_available(head_dim);
-    #[cfg(not(target_arch = "x86_64"))]
-    return {
-        let _ = (float, head_dim);
-        false
-    };
+    float == FloatType::Bf16 && is_available(head_dim)
 }
 
 impl LayerDesc {
@@ -84,7 +79,7 @@ impl LayerDesc {
             return fault("the layer", found, "at least one of each, and heads that share keys evenly");
         }
         if rows != 1 && (rows == 0 || !takes_prompts(float, head_dim)) {
-            let expected = "1; more of bf16 alone, by kernels of avx512bf16, with a head_dim of multiples of 32 up to 256";
+            let expected = "1; more of bf16 alone, by kernels that multiply bf16, with a head_dim of multiples of 32 up to 256";
             return fault("the number of tokens", rows.to_string(), expected);
         }
         Ok(())
@@ -129,13 +124,14 @@ pub struct Tokens<'a> {
     pub out: OutputMut<'a>,
 }
 
-/// The buffers of a layer's tokens. Runs allocate nothing.
+/// The buffers of a layer's tokens. Runs allocate nothing, after the first of a prompt.
 #[derive(Debug)]
 pub struct TokenLayer {
     desc: LayerDesc,
     isa: Available,
     threads: usize,
     room: Aligned<f32>,
+    prepared: Prepared,
 }
 
 impl TokenLayer {
@@ -149,7 +145,7 @@ impl TokenLayer {
         let threads = options.threads.unwrap_or_else(team::threads).max(1);
         let of_token = 2 * desc.hidden + 2 * (desc.heads + desc.kv_heads) * desc.head_dim;
         let room = Aligned::zeroed(desc.rows * of_token);
-        Ok(Self { desc: *desc, isa, threads, room })
+        Ok(Self { desc: *desc, isa, threads, room, prepared: Prepared::default() })
     }
 
     /// Computes the tokens, adds their keys and values to the cache and writes `out`. `product` computes the layer's products, of a
@@ -221,7 +217,18 @@ impl TokenLayer {
             let cached = attention::Cached { keys, values, room, first, len: len + 1, head_dim };
             cached.attend(isa, self.threads, q, sinks, scale, attended);
         } else {
-            prompt(&self.desc, self.threads, [q, keys, values], room, scale, attended)?;
+            let of = |elements, heads, head_stride, row_stride| Heads {
+                // Layers of other types take no prompts.
+                elements: bytemuck::cast_slice::<T, bf16>(elements),
+                heads,
+                head_stride,
+                row_stride,
+            };
+            let q = of(q, heads, head_dim, of_queries);
+            let [k, v] = [keys, values].map(|of_cache| of(of_cache, kv_heads, room * head_dim, head_dim));
+            let attended = bytemuck::cast_slice_mut(attended);
+            let causal = Causal { q, k, v, rows, dim: head_dim, scale };
+            causal.run_on(isa, attended, threads, &mut self.prepared)?;
         }
         product(Part::Output, &operand(attended, rows)?, T::into_output(y))?;
         let of_row = SharedSlice::new(normed);
@@ -238,38 +245,6 @@ impl TokenLayer {
             isa.dispatch(Add { to: out, y: &y[row * hidden..][..hidden] });
         });
         Ok(())
-    }
-}
-
-/// Attention of a prompt, from queries `[rows, heads, head_dim]` and the cache to the same.
-fn prompt<T: Float>(
-    desc: &LayerDesc,
-    threads: usize,
-    [q, keys, values]: [&[T]; 3],
-    room: usize,
-    scale: f32,
-    out: &mut [T],
-) -> Result<(), Error> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use crate::attention::{Heads, causal};
-
-        let LayerDesc { heads, kv_heads, head_dim, rows, .. } = *desc;
-        // Layers of other types take no prompts.
-        let (q, out) = (bytemuck::cast_slice(q), bytemuck::cast_slice_mut(out));
-        let q = Heads { elements: q, heads, head_stride: head_dim, row_stride: heads * head_dim };
-        let [k, v] = [keys, values].map(|cache| Heads {
-            elements: bytemuck::cast_slice(cache),
-            heads: kv_heads,
-            head_stride: room * head_dim,
-            row_stride: head_dim,
-        });
-        causal([q, k, v], rows, head_dim, scale, out, threads)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (threads, q, keys, values, room, scale, out);
-        desc.check()
     }
 }
 
@@ -425,11 +400,11 @@ fn operand<T: Float>(values: &[T], rows: usize) -> Result<AOperand<'_>, Error> {
 #[inline(always)]
 fn rms_norm<T: Float>(x: &mut [T], (weight, eps, once): Weights<'_, T>) {
     let mut lanes = [0.0f32; 16];
-    for x in x.chunks(16) {
-        for (lane, x) in lanes.iter_mut().zip(x) {
-            *lane += x.widen() * x.widen();
-        }
+    let (whole, rest) = x.as_chunks::<16>();
+    for x in whole {
+        lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += x.widen() * x.widen());
     }
+    lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane += x.widen() * x.widen());
     let factor = 1.0 / (lanes.iter().sum::<f32>() / x.len() as f32 + eps).sqrt();
     for (x, w) in x.iter_mut().zip(weight) {
         let quotient = x.widen() * factor;
@@ -465,22 +440,31 @@ impl<T: Float> Work for Position<'_, T> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        let (cos, sin, half) = (self.cos, self.sin, self.cos[0].len());
+        let half = self.cos[0].len();
+        let [cos, sin] = [self.cos, self.sin].map(|sides| sides.map(|side| side.as_chunks::<8>().0));
         for head in self.heads.chunks_exact_mut(2 * half) {
             if let Some(norm) = self.norm {
                 rms_norm(head, norm);
             }
             let (left, right) = head.split_at_mut(half);
-            let rotated = |x: f32, cos: T, other: f32, sin: T| {
-                T::narrow(T::round(x * cos.widen()) + T::round(other * sin.widen()))
-            };
-            for (i, (left, right)) in left.iter_mut().zip(right).enumerate() {
-                let (l, r) = (left.widen(), right.widen());
-                *left = rotated(l, cos[0][i], -r, sin[0][i]);
-                *right = rotated(r, cos[1][i], l, sin[1][i]);
+            let pairs = left.as_chunks_mut::<8>().0.iter_mut().zip(right.as_chunks_mut::<8>().0);
+            for (i, (left, right)) in pairs.enumerate() {
+                let (l, r) = (*left, *right);
+                *left = sums(&products(&l, &cos[0][i], 1.0), &products(&r, &sin[0][i], -1.0));
+                *right = sums(&products(&r, &cos[1][i], 1.0), &products(&l, &sin[1][i], 1.0));
             }
         }
     }
+}
+
+#[inline(always)]
+fn products<T: Float>(x: &[T; 8], of: &[T; 8], sign: f32) -> [f32; 8] {
+    lanes::zip(x, of, |x, of| T::round(sign * x.widen() * of.widen()))
+}
+
+#[inline(always)]
+fn sums<T: Float>(x: &[f32; 8], y: &[f32; 8]) -> [T; 8] {
+    lanes::zip(x, y, |x, y| T::narrow(x + y))
 }
 
 struct Add<'a, T> {

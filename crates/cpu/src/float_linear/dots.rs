@@ -103,17 +103,17 @@ impl Multiply<'_> {
 }
 
 /// A block of K of 32 features and up to 32 rows.
-pub(crate) struct Block<'a> {
+struct Block<'a> {
     /// Of each feature.
-    pub(crate) weights: &'a [*const bf16; TILE_COLS],
+    weights: &'a [*const bf16; TILE_COLS],
     /// What will be read next, a line for each step.
-    pub(crate) next: Option<&'a [*const bf16; TILE_COLS]>,
+    next: Option<&'a [*const bf16; TILE_COLS]>,
     /// A: steps of all rows.
-    pub(crate) a: *const u16,
-    pub(crate) steps: usize,
-    pub(crate) rows: usize,
+    a: *const u16,
+    steps: usize,
+    rows: usize,
     /// `[feature][32 rows]`.
-    pub(crate) sums: &'a mut [f32; BLOCK_ROWS * TILE_COLS],
+    sums: &'a mut [f32; BLOCK_ROWS * TILE_COLS],
 }
 
 compiled_for!(Avx512Bf16, {
@@ -121,7 +121,7 @@ compiled_for!(Avx512Bf16, {
     ///
     /// # Safety
     /// The machine has the instructions, and the pointers are valid for the steps of the block.
-    pub(crate) unsafe fn multiply(block: Block<'_>) {
+    unsafe fn multiply(block: Block<'_>) {
         let Block { weights, next, a, steps, rows, sums } = block;
         let groups = weights.as_chunks::<FEATURES>().0.iter().enumerate();
         for ((group, weights), sums) in groups.zip(sums.as_chunks_mut::<{ FEATURES * BLOCK_ROWS }>().0) {
@@ -185,7 +185,7 @@ compiled_for!(Avx512Bf16, {
     ///
     /// # Safety
     /// The machine has the instructions.
-    pub(crate) unsafe fn transpose(sums: &mut [f32; BLOCK_ROWS * TILE_COLS]) {
+    unsafe fn transpose(sums: &mut [f32; BLOCK_ROWS * TILE_COLS]) {
         const { assert!(BLOCK_ROWS == TILE_COLS) };
         let mut quarters = [[_mm512_setzero_ps(); 16]; 4];
         for (quarter, vectors) in quarters.iter_mut().enumerate() {

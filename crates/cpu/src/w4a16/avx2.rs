@@ -167,7 +167,7 @@ impl Vector for __m256 {
     operations! {
         __m256, isa: Avx2;
         zero: _mm256_setzero_ps, splat: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
-        add: _mm256_add_ps, mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps;
+        add: _mm256_add_ps, max: _mm256_max_ps, mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps;
     }
 }
 

@@ -100,7 +100,7 @@ impl Vector for __m512 {
     operations! {
         __m512, isa: Avx512;
         zero: _mm512_setzero_ps, splat: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
-        add: _mm512_add_ps, mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps;
+        add: _mm512_add_ps, max: _mm512_max_ps, mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps;
     }
 }
 

@@ -123,6 +123,9 @@ impl Vector for Lanes {
             vst1q_f32(to.add(4), value.0[1]);
         }}
         fn add(a: Self, b: Self) -> Self { Self([vaddq_f32(a.0[0], b.0[0]), vaddq_f32(a.0[1], b.0[1])]) }
+        fn max(a: Self, b: Self) -> Self {
+            Self(std::array::from_fn(|i| vbslq_f32(vcgtq_f32(a.0[i], b.0[i]), a.0[i], b.0[i])))
+        }
         fn mul(a: Self, b: Self) -> Self { Self([vmulq_f32(a.0[0], b.0[0]), vmulq_f32(a.0[1], b.0[1])]) }
         fn mul_add(a: Self, b: Self, c: Self) -> Self {
             Self([vfmaq_f32(c.0[0], a.0[0], b.0[0]), vfmaq_f32(c.0[1], a.0[1], b.0[1])])

@@ -72,6 +72,11 @@ impl<const FUSED: bool> Vector for Lanes<FUSED> {
     }
 
     #[inline(always)]
+    unsafe fn max(a: Self, b: Self) -> Self {
+        Self(std::array::from_fn(|i| if a.0[i] > b.0[i] { a.0[i] } else { b.0[i] }))
+    }
+
+    #[inline(always)]
     unsafe fn mul(a: Self, b: Self) -> Self {
         Self(std::array::from_fn(|i| a.0[i] * b.0[i]))
     }

@@ -159,6 +159,9 @@ pub(crate) trait Vector: Copy {
     /// Sum.
     unsafe fn add(a: Self, b: Self) -> Self;
 
+    /// The larger; `b` if one is NaN.
+    unsafe fn max(a: Self, b: Self) -> Self;
+
     /// Product.
     unsafe fn mul(a: Self, b: Self) -> Self;
 

@@ -8,7 +8,7 @@ macro_rules! operations {
     (
         $vector:ty, isa: $isa:ident;
         zero: $zero:path, splat: $splat:path, load: $load:path, store: $store:path;
-        add: $add:path, mul: $mul:path, mul_add: $mul_add:path;
+        add: $add:path, max: $max:path, mul: $mul:path, mul_add: $mul_add:path;
     ) => {
         unsafe_methods! {
             fn zero() -> Self { $zero() }
@@ -16,6 +16,7 @@ macro_rules! operations {
             fn load(from: *const f32) -> Self { $load(from) }
             fn store(to: *mut f32, value: Self) { $store(to, value) }
             fn add(a: Self, b: Self) -> Self { $add(a, b) }
+            fn max(a: Self, b: Self) -> Self { $max(a, b) }
             fn mul(a: Self, b: Self) -> Self { $mul(a, b) }
             fn mul_add(a: Self, b: Self, c: Self) -> Self { $mul_add(a, b, c) }
         }

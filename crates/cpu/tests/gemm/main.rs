@@ -1,7 +1,5 @@
 //! The whole operation through the public interface, against the f64 definition.
 
-#[cfg(target_arch = "x86_64")]
-mod attention;
 mod floats;
 mod linear;
 mod rows;
