@@ -246,7 +246,9 @@ fn what_does_not_fit_is_named() {
     assert!(fault(LayerDesc { head_dim: 24, ..desc }).starts_with("head_dim is 24;"));
     assert!(fault(LayerDesc { head_dim: 528, ..desc }).contains("multiples of 16 up to 512"));
     assert!(fault(LayerDesc { rows: 0, ..desc }).starts_with("the number of tokens is 0;"));
-    assert!(fault(LayerDesc { rows: 2, ..desc }).contains("more of bf16 alone, by kernels that multiply bf16"));
+    assert!(
+        fault(LayerDesc { rows: 2, ..desc }).contains("more of bf16 alone, by kernels that multiply bf16")
+    );
     assert!(fault(LayerDesc { kv_heads: 3, ..desc }).contains("4 heads and 3 heads of keys"));
     let run = |x: usize, float, room: usize, len, unseen| {
         let norm = || Norm { weight: typed(FloatType::F32, &[1.0; 8]), eps: EPS, rounds_once: false };
