@@ -10,7 +10,7 @@
 //!
 //! Each step rounds its result to the type of x, as torch does with the same steps, so that a layer gives the same bits but for
 //! the order of the sums in norms and attention. Attention is f32 inside: see `attention`; that of a prompt is
-//! [`causal`](crate::attention::causal).
+//! [`Causal`].
 
 mod attention;
 
