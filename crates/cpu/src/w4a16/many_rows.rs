@@ -161,7 +161,7 @@ macro_rules! for_rows {
     };
     ($rows:expr, $most:expr, |$ROWS:ident| $body:expr; $($count:literal)*) => {
         match $rows {
-            $($count if $count <= $most => {
+            $($count if const { $count <= $most } => {
                 const $ROWS: usize = $count;
                 $body
             })*
