@@ -162,11 +162,12 @@ fn variants() -> Vec<(Vec<Config>, Target, Vec<Variant>)> {
     ]
 }
 
-#[test]
-#[ignore = "needs ptxas"]
-fn every_variant_of_the_fused_kernels_assembles_without_spills() {
+/// Assembles each configuration with each variant for which `wanted` of their places is true.
+fn assemble_variants(wanted: fn(usize, usize) -> bool) {
     for (configs, target, variants) in variants() {
-        let all = configs.iter().flat_map(|config| variants.iter().map(move |variant| (config, variant)));
+        let all = configs.iter().enumerate().flat_map(|(i, config)| {
+            variants.iter().enumerate().filter(move |(j, _)| wanted(i, *j)).map(move |(_, v)| (config, v))
+        });
         let assembled = all.collect::<Vec<_>>().into_par_iter().filter(|(config, variant)| {
             // Some do not fit the shared memory, or exclude each other; codes of A are for few tokens.
             let Ok(module) = config.generate(variant, target) else { return false };
@@ -176,6 +177,18 @@ fn every_variant_of_the_fused_kernels_assembles_without_spills() {
         });
         assert!(assembled.count() > 0, "{target}");
     }
+}
+
+#[test]
+#[ignore = "needs ptxas"]
+fn variants_in_turns_over_the_fused_kernels_assemble_without_spills() {
+    assemble_variants(|config, variant| (config + variant) % 4 == 0);
+}
+
+#[test]
+#[ignore = "needs ptxas"]
+fn every_variant_of_the_fused_kernels_assembles_without_spills() {
+    assemble_variants(|_, _| true);
 }
 
 /// Every variant is one that some configuration takes.
