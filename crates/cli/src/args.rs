@@ -33,7 +33,7 @@ pub struct Cli {
     pub json: bool,
     /// Log to stderr: -v info, -vv debug, -vvv trace.
     ///
-    /// DUALGEMM_LOG, where it is set, says it per module instead.
+    /// If the environment variable DUALGEMM_LOG is set, it decides instead, module by module.
     #[arg(short, long, global = true, display_order = 901, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -82,7 +82,7 @@ pub enum Command {
 /// How to read a checkpoint that does not describe itself fully.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ReadArgs {
-    /// Convention of names and scales, if not the one that the configuration or the metadata declares.
+    /// Convention of names and scales, instead of the one that the configuration or the metadata declares.
     #[arg(long, hide_short_help = true, help_heading = READING, value_name = "NAME", value_parser = conventions())]
     pub convention: Option<String>,
     /// Order of the rows of a fused gate/up tensor: gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows,
@@ -129,7 +129,7 @@ pub fn read_with(overrides: &[String]) -> String {
 /// Where a command writes.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct WriteArgs {
-    /// Replace a file that is there.
+    /// Replace the output file if it exists.
     #[arg(long)]
     pub force: bool,
 }

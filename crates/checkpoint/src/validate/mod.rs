@@ -112,8 +112,9 @@ impl Checkpoint {
         let is_mlp = Place::parse(name).is_some();
         let declared = matches!(self.scheme(name).weights, Weights::Blocks(_)) && is_mlp;
         let packed = self.is_packed_module(name);
+        let alone = module.get(Role::Weight).is_none();
         // Floats that nobody declared otherwise, norms and embeddings among them, break no rule here.
-        if !(packed || (declared && has_scales)) {
+        if !(packed || ((declared || alone) && has_scales)) {
             return;
         }
         if matches!(self.scheme(name).weights, Weights::Other(_)) {

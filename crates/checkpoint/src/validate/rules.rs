@@ -50,13 +50,23 @@ pub const RULES: &[Rule] = &[
         "layers",
         "gate, up and down of an MLP belong together and can be found, no expert of a layer is missing, and all are of one shape and format",
     ),
-    error("hidden-size", "K of gate and up is the hidden_size of config.json"),
+    error("hidden-size", "K of gate and up is the hidden_size of config.json, the embedding_length of GGUF"),
     warning(
         "intermediate-size",
         "N of gate and up is a number that config.json has between up and down, unless the family computes it from others",
     ),
-    warning("layer-count", "the files have as many layers as num_hidden_layers of config.json says"),
-    error("expert-count", "no layer has more experts than num_experts of config.json says"),
+    warning(
+        "layer-count",
+        "the files have as many layers as num_hidden_layers of config.json, block_count of GGUF, says",
+    ),
+    error(
+        "expert-count",
+        "layers have as many experts as num_experts of config.json, expert_count of GGUF, says",
+    ),
+    warning(
+        "attention-size",
+        "keys, values and the output of attention have the heads and lengths that the metadata of GGUF says",
+    ),
     error(
         "missing-tensor",
         "every quantized weight has its block scales, tensor scale and declared activation scale",
