@@ -35,11 +35,16 @@ pub fn model_field<'c>(config: &'c Value, key: &str) -> Option<&'c Value> {
     parts(config).find_map(|part| part.get(key).filter(|value| !value.is_null()))
 }
 
-/// Refuses a type of model that is not a name: it would pass for none at all, and with it what its family does.
-pub(crate) fn check_type(config: &JsonFile) -> Result<(), Error> {
-    let mut types = parts(&config.value).filter_map(|part| part.get("model_type"));
-    let Some(found) = types.find(|found| !found.is_string() && !found.is_null()) else { return Ok(()) };
-    let (file, key, valid) = (config.path.clone(), "model_type".into(), "the name of a type of model".into());
+/// Refuses a part for the language model that is no object, and a type of model that is no name: either would pass for none at
+/// all, and what it says would be lost.
+pub(crate) fn check_parts(config: &JsonFile) -> Result<(), Error> {
+    let all = || parts(&config.value).filter(|part| !part.is_null());
+    let part = all().find(|part| !part.is_object()).map(|part| ("text_config", part, "an object"));
+    let mut types = all().filter_map(|part| part.get("model_type"));
+    let name = types.find(|name| !name.is_string() && !name.is_null());
+    let name = name.map(|name| ("model_type", name, "the name of a type of model"));
+    let Some((key, found, valid)) = part.or(name) else { return Ok(()) };
+    let (file, key, valid) = (config.path.clone(), key.into(), valid.into());
     Err(Error::Config { file, key, found: found.to_string(), valid })
 }
 
