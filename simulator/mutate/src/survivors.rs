@@ -41,22 +41,10 @@ pub enum BadLine {
         "line {line} of the survivors has {found} columns; it needs 2, a key and a reason, or 4: kernel, mutation, text, \
          key, separated by tabs"
     )]
-    Columns {
-        /// Its number.
-        line: usize,
-        /// How many it has.
-        found: usize,
-    },
+    Columns { line: usize, found: usize },
     /// No reason before it has its key.
     #[error("line {line} of the survivors has the key `{key}`; the reasons above it are {known}")]
-    Key {
-        /// Its number.
-        line: usize,
-        /// The key.
-        key: String,
-        /// Those that there are.
-        known: String,
-    },
+    Key { line: usize, key: String, known: String },
     /// No line has the key of a reason.
     #[error("no line of the survivors has the reason `{0}`")]
     Unused(String),
