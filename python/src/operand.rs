@@ -267,18 +267,20 @@ pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>>
     })
 }
 
+/// The value that a name stands for, `what` in messages.
+pub fn named<T: Clone + ToString>(what: &str, name: &str, all: &[T]) -> PyResult<T> {
+    all.iter().find(|value| value.to_string() == name).cloned().ok_or_else(|| {
+        let valid = all.iter().map(T::to_string).collect::<Vec<_>>().join(", ");
+        Kind::Argument.raise(format!("{what} `{name}` is unknown; valid are {valid}"))
+    })
+}
+
 /// An order of block scales by name.
 pub fn layout(name: &str) -> PyResult<ScaleLayout> {
-    ScaleLayout::ALL.into_iter().find(|known| known.to_string() == name).ok_or_else(|| {
-        let valid = ScaleLayout::ALL.map(|known| known.to_string()).join(", ");
-        Kind::Argument.raise(format!("scale layout `{name}` is unknown; valid are {valid}"))
-    })
+    named("scale layout", name, &ScaleLayout::ALL)
 }
 
 /// A block format by name.
 pub fn format(name: &str) -> PyResult<BlockFormat> {
-    BlockFormat::ALL.into_iter().find(|known| known.to_string() == name).ok_or_else(|| {
-        let valid = BlockFormat::ALL.map(|known| known.to_string()).join(", ");
-        Kind::Argument.raise(format!("format `{name}` is unknown; valid are {valid}"))
-    })
+    named("format", name, &BlockFormat::ALL)
 }

@@ -18,22 +18,21 @@
 //! <https://docs.nvidia.com/cuda/cublas/#d-block-scaling-factors-layout>; `Sf8x4`, `SfLayout.layout_8x4` in
 //! `flashinfer/fp4_quantization.py` of <https://github.com/flashinfer-ai/flashinfer>.
 
-/// How block scales are ordered in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScaleLayout {
-    /// Row-major `[rows, blocks]`, no padding.
-    Linear,
-    /// Atoms of 128 rows × 4 blocks, 512 bytes each.
-    Sf128x4,
-    /// Atoms of 8 rows × 4 blocks, 32 bytes each.
-    Sf8x4,
+crate::named! {
+    /// How block scales are ordered in memory.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ScaleLayout {
+        /// Row-major `[rows, blocks]`, no padding.
+        Linear = "linear",
+        /// Atoms of 128 rows × 4 blocks, 512 bytes each.
+        Sf128x4 = "128x4",
+        /// Atoms of 8 rows × 4 blocks, 32 bytes each.
+        Sf8x4 = "8x4",
+    }
 }
 
 impl ScaleLayout {
-    /// Every layout.
-    pub const ALL: [Self; 3] = [Self::Linear, Self::Sf128x4, Self::Sf8x4];
-
     /// Rows and blocks of an atom.
     pub(crate) const fn atom(self) -> (usize, usize) {
         match self {
@@ -89,16 +88,6 @@ impl ScaleLayout {
             }
         }
         out
-    }
-}
-
-impl std::fmt::Display for ScaleLayout {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Linear => "linear",
-            Self::Sf128x4 => "128x4",
-            Self::Sf8x4 => "8x4",
-        })
     }
 }
 

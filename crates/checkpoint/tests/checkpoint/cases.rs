@@ -127,7 +127,7 @@ fn option(options: &mut OpenOptions, name: &str, value: &str) {
         "within" => options.within = Some(value.into()),
         "order" => options.gate_up_order = Some(parse(value)),
         "nibbles" => options.nibble_order = Some(serde_json::from_value(value.into()).unwrap()),
-        "scales" => options.scale_layout = ScaleLayout::ALL.into_iter().find(|l| l.to_string() == value),
+        "scales" => options.scale_layout = ScaleLayout::by_name(value),
         "bad-input-scale" => options.bad_input_scale = BadInputScale::One,
         other => panic!("no option `{other}`"),
     }
@@ -284,7 +284,7 @@ impl Case {
         let whole = output.strip_prefix("whole-");
         let (output, name) =
             whole.unwrap_or(output).split_once('/').unwrap_or((whole.unwrap_or(output), "m"));
-        let output = Output::ALL.into_iter().find(|of| of.name() == output).unwrap();
+        let output = Output::by_name(output).unwrap();
         let path = dir.path().join(if output == Output::Gguf { "m.gguf" } else { name });
         let report = self.open().and_then(|c| {
             // Of GGUF the MLPs alone are read, and only they are asked for.

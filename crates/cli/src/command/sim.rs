@@ -176,7 +176,7 @@ impl fmt::Display for Report {
 
 /// The card that an architecture is simulated as.
 fn card_of(arch: &str) -> Option<Card> {
-    SimArch::ALL.into_iter().find(|known| known.name() == arch).map(SimArch::card)
+    SimArch::by_name(arch).map(SimArch::card)
 }
 
 /// The configuration that was asked for, or the one whose tile fits M.

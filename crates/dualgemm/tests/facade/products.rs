@@ -18,13 +18,11 @@ fn parse<T: FromStr>(word: &str) -> T {
 }
 
 fn layout(name: &str) -> ScaleLayout {
-    let found = ScaleLayout::ALL.into_iter().find(|layout| layout.to_string() == name);
-    found.unwrap_or_else(|| panic!("`{name}`"))
+    ScaleLayout::by_name(name).unwrap_or_else(|| panic!("`{name}`"))
 }
 
 fn a_format(name: &str) -> AFormat {
-    let all = [AFormat::F32, AFormat::F16, AFormat::Bf16, AFormat::Nvfp4, AFormat::Mxfp4];
-    all.into_iter().find(|format| format.to_string() == name).unwrap_or_else(|| panic!("`{name}`"))
+    AFormat::by_name(name).unwrap_or_else(|| panic!("`{name}`"))
 }
 
 fn out_format(text: &str) -> OutFormat {

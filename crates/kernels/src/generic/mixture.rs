@@ -69,7 +69,7 @@ impl Step {
             Self::Gather => "gather".into(),
             Self::Sort => "sort".into(),
             Self::Combine(ty, add) => {
-                format!("combine_{}{}", values::name(ty), if add { "_add" } else { "" })
+                format!("combine_{}{}", ty.name(), if add { "_add" } else { "" })
             }
         }
     }

@@ -21,8 +21,7 @@ pub fn parse<T: FromStr>(word: &str) -> T {
 }
 
 fn layout(name: &str) -> ScaleLayout {
-    let found = ScaleLayout::ALL.into_iter().find(|layout| layout.to_string() == name);
-    found.unwrap_or_else(|| panic!("`{name}`"))
+    ScaleLayout::by_name(name).unwrap_or_else(|| panic!("`{name}`"))
 }
 
 fn formats(words: &[&str]) -> Formats {
