@@ -377,13 +377,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn plans_survive_json() {
-        let plan = choose(&desc(3, 64, 64), &GpuOptions::default()).unwrap();
-        let text = serde_json::to_string(&plan).unwrap();
-        assert_eq!(serde_json::from_str::<GpuPlan>(&text).unwrap(), plan);
-    }
-
     /// A decoder meets a new number of tokens on almost every step. The fastest of ten runs counts: the machine does other work.
     #[test]
     fn a_thousand_different_shapes_are_planned_in_little_time() {
