@@ -22,7 +22,10 @@ use crate::{device, pool};
 #[pyclass(module = "dualgemm", frozen, extends = Gated)]
 pub struct Experts {
     /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
+    #[pyo3(get, name = "_places")]
     places: Vec<i32>,
+    /// Numbers of the experts that are here.
+    #[pyo3(get)]
     here: Vec<usize>,
 }
 
@@ -201,18 +204,6 @@ impl Experts {
     #[getter]
     fn count(&self) -> usize {
         self.places.len()
-    }
-
-    /// Numbers of the experts that are here.
-    #[getter]
-    fn here(&self) -> Vec<usize> {
-        self.here.clone()
-    }
-
-    /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
-    #[getter]
-    fn _places(&self) -> Vec<i32> {
-        self.places.clone()
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> String {
