@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use dualgemm::SimArch;
-use dualgemm::check::{RowSample, bounded_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp};
 use dualgemm::strategies::blackwell::Estimate;
@@ -273,7 +273,8 @@ fn finished(
     let tolerance = Tolerance::bounded(AFormat::F16, &epilogue);
     let bar = output.progress("reference", weights.n());
     let count = |done: usize| bar.inc(done as u64);
-    let want = bounded_rows(&epilogue, a, &RowSample::all(a.rows()), weights, &count)?;
+    let all = RowSample::all(a.rows());
+    let want = Reference { a, sample: &all, progress: &count }.bounded(&epilogue, weights)?;
     bar.finish_and_clear();
     let comparison = Comparison::new(&got, &want, weights.n())?;
     let report = LaunchReport::new(&launched, None);

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::device::{Device as _, DevicePtr, Error as DeviceError, Stream};
 use dualgemm::formats::{BlockFormat, QuantizedMatrix};
 use dualgemm::gemm::{
@@ -324,7 +324,7 @@ fn the_most_rows_and_offsets_beyond_32_bits_are_right_close() {
     // SAFETY: the operands were allocated here, as large as the problem.
     unsafe { plan.runner(1).unwrap().run_device(&call, &packed, Stream::Own) }.unwrap();
     let sample = RowSample::spread(m, 7);
-    let want = reference_rows(&plan.desc().epilogue, &a, &sample, &weights, &|_| ()).unwrap();
+    let want = Reference::new(&a, &sample).values(&plan.desc().epilogue, &weights).unwrap();
     let mut got = Vec::new();
     for row in sample.rows() {
         let mut bytes = vec![0; 2 * n];
