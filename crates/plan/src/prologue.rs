@@ -328,17 +328,14 @@ impl Prologue {
             (&Kind::Floats(half), DeviceA::Float { values, pitch }) => {
                 (Operand { pitch, ..rows(Format::Half(half), values, null) }, 1.0, null)
             }
-            (Kind::Codes, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
-                (rows(Format::Block(BlockFormat::Nvfp4), codes, scales), global_scale, null)
-            }
             (
-                Kind::Atoms { format: format @ BlockFormat::Nvfp4, to_atoms },
-                DeviceA::Nvfp4 { codes, mut scales, global_scale },
-            )
-            | (
-                Kind::Atoms { format: format @ BlockFormat::Mxfp4, to_atoms },
-                DeviceA::Mxfp4 { codes, mut scales, global_scale },
-            ) => {
+                Kind::Codes,
+                DeviceA::Blocks { format: format @ BlockFormat::Nvfp4, codes, scales, global_scale },
+            ) => (rows(Format::Block(format), codes, scales), global_scale, null),
+            (
+                Kind::Atoms { format: own, to_atoms },
+                DeviceA::Blocks { format, codes, mut scales, global_scale },
+            ) if *own == format => {
                 match to_atoms.of(groups) {
                     Some(kernel) => {
                         let to = self.reserve(count)?;
@@ -348,9 +345,12 @@ impl Prologue {
                     None if groups.is_some() => return Err(one_group()),
                     None => {}
                 }
-                (rows(Format::Block(*format), codes, scales), global_scale, null)
+                (rows(Format::Block(format), codes, scales), global_scale, null)
             }
-            (Kind::Expand { kernel, image, blocked }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
+            (
+                Kind::Expand { kernel, image, blocked },
+                DeviceA::Blocks { format: BlockFormat::Nvfp4, codes, scales, global_scale },
+            ) => {
                 let codes = Codes { m, k, codes, pitch: k / 2, scales };
                 let row = 128;
                 let pitch = if *blocked { m * row } else { self.pitch };

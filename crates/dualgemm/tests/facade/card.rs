@@ -288,7 +288,12 @@ fn a_call_costs_the_host_at_most_five_microseconds() {
         let mut call = guarded.call;
         if a == AFormat::Nvfp4 {
             let DeviceA::Float { values, .. } = call.a else { panic!("made so") };
-            call.a = DeviceA::Nvfp4 { codes: values, scales: values, global_scale: 1.0 };
+            call.a = DeviceA::Blocks {
+                format: BlockFormat::Nvfp4,
+                codes: values,
+                scales: values,
+                global_scale: 1.0,
+            };
         }
         let mut each: Vec<f64> = (0..20)
             .map(|_| {
