@@ -61,7 +61,6 @@ impl<'py> Source<'py> {
         }
     }
 
-    /// Its rows.
     pub fn rows(&self) -> PyResult<usize> {
         match self {
             Self::Float(array) => Ok(array.matrix("a")?.0),
@@ -241,7 +240,6 @@ fn number(name: &str, object: &Bound<'_, PyAny>) -> PyResult<f64> {
         .map_err(|_| PyTypeError::new_err(format!("{name} is {object}; a number is needed")))
 }
 
-/// A float array as a matrix.
 pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
     fn matrix<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
         array.check_cpu(name)?;
@@ -280,7 +278,6 @@ pub fn layout(name: &str) -> PyResult<ScaleLayout> {
     named("scale layout", name, &ScaleLayout::ALL)
 }
 
-/// A block format by name.
 pub fn format(name: &str) -> PyResult<BlockFormat> {
     named("format", name, &BlockFormat::ALL)
 }

@@ -32,7 +32,6 @@ pub(crate) struct OutputSink<'a> {
     pub(crate) a_scale: f64,
     /// Columns of C.
     pub(crate) n: usize,
-    /// Where the values go.
     pub(crate) c: Destination<'a>,
 }
 

@@ -17,7 +17,6 @@ pub enum Error {
     /// The CPU kernels.
     #[error(transparent)]
     Cpu(#[from] dualgemm_cpu::Error),
-    /// GPUs.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Gpu(#[from] dualgemm_plan::Error),

@@ -24,7 +24,6 @@ pub enum Error {
          swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu, relu2, identity, with finite numbers and positive limits"
     )]
     UnknownActivation { found: String },
-    /// A number of the epilogue that makes no function.
     #[error("{function}: {number} is {value}; {valid} is needed")]
     EpilogueNumber { function: String, number: &'static str, value: f32, valid: &'static str },
     /// K does not hold a whole number of blocks.

@@ -82,7 +82,6 @@ macro_rules! impl_parts {
                 self.parts.bytes()
             }
 
-            /// Where they are.
             pub(crate) fn parts(&self) -> &Parts {
                 &self.parts
             }

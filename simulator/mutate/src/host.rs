@@ -50,7 +50,6 @@ impl fmt::Display for Fate {
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum HostError {
-    /// It fails as it is.
     #[error("the program fails before anything is changed (seed {seed}): {reason}")]
     Fails { seed: u64, reason: String },
     /// It loads fewer modules.

@@ -61,7 +61,6 @@ fn stored(scales: bool, words: &[&str]) -> Vec<u8> {
     words[0].split('+').flat_map(one).collect()
 }
 
-/// A weight in blocks of GGUF.
 pub fn gguf_blocks(w: &Weight) -> (Dtype, Vec<u8>) {
     if w.block == 16 {
         let blocks = gguf::from_matrix(&w.matrix("w", 1.0)).unwrap();

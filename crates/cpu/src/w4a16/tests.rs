@@ -95,7 +95,6 @@ fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedG
     out
 }
 
-/// One tile of all rows.
 fn one_tile(m: usize) -> [RowTile; 1] {
     [RowTile { group: 0, first_row: 0, rows: m }]
 }

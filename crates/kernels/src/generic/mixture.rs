@@ -198,7 +198,6 @@ struct Row {
     first: Vec<Piece>,
 }
 
-/// Where in the row a piece is, whether it is, and its words.
 type Piece = (Reg<U32>, Reg<Pred>, [Reg<B32>; 4]);
 
 impl Row {

@@ -182,7 +182,6 @@ pub(crate) fn gate_features(variant: &Variant, n: usize) -> usize {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OperandIndex {
-    /// A.
     A = 0,
     /// B1.
     Gate = 1,
@@ -198,7 +197,6 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    /// Declares them.
     pub fn declare(k: &mut Kernel, formats: Formats) -> Self {
         let codes = ["a_codes", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
         let of_a = matches!(formats.a(), Format::Block(_)).then(|| k.tensor_map("a_scales"));

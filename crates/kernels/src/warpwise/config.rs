@@ -110,7 +110,6 @@ impl Config {
         if ahead { 2 } else { 1 }
     }
 
-    /// Bytes of a block of A.
     pub(super) fn block_bytes(&self) -> u32 {
         self.tokens * ROW
     }
