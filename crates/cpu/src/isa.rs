@@ -290,10 +290,7 @@ impl Isa {
         }
     }
 
-    /// The proof that this machine has it.
-    ///
-    /// # Errors
-    /// If the machine lacks it.
+    /// The proof that this machine has it. Fails if the machine lacks it.
     pub(crate) fn checked(self) -> Result<Available, Error> {
         Ok(Available {
             isa: self.require()?,

@@ -59,9 +59,7 @@ pub(crate) struct Nvfp4<'a> {
 impl<'a> Destination<'a> {
     /// The destination for `rows` rows of a C that is planned as `format`. If its tensor scale is dynamic, the values go to
     /// `deferred`, which has room for all of them, or nowhere. Then the buffers of C come back, for use once the scale is known.
-    ///
-    /// # Errors
-    /// If `out` has another format or size.
+    /// Fails if `out` has another format or size.
     pub(crate) fn new(
         format: OutFormat,
         out: OutputMut<'a>,

@@ -182,10 +182,7 @@ impl Parts {
         }
     }
 
-    /// The packs for an operation, behind each other.
-    ///
-    /// # Errors
-    /// If they are not packed for it; so do the others say.
+    /// The packs for an operation, behind each other. Fails if they are not packed for it; so do the others say.
     pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
         self.addresses(WeightForm::packed(op)).map(|[pack]| pack)
     }

@@ -45,10 +45,8 @@ use crate::{Buffer, DeviceA, Error, Gpu, GpuPlan};
 /// Blocks of a row that have their scales in one atom.
 const ATOM_BLOCKS: usize = 4;
 
-/// The float type that A is multiplied in: its own if that has 16 bits, otherwise f16, which holds nvfp4 exactly.
-///
-/// # Errors
-/// If A is f32 and not quantized: tensor cores have no f32, and rounding it is the caller's decision.
+/// The float type that A is multiplied in: its own if that has 16 bits, otherwise f16, which holds nvfp4 exactly. Fails
+/// if A is f32 and not quantized: tensor cores have no f32, and rounding it is the caller's decision.
 pub(crate) fn compute_type(desc: &DualGemmDesc) -> Result<FloatType, String> {
     match (desc.a_compute(), desc.a) {
         (AFormat::F16 | AFormat::Nvfp4, _) => Ok(FloatType::F16),
@@ -307,10 +305,8 @@ impl Prologue {
         })
     }
 
-    /// Lists their launches and says where A of `m` rows is then.
-    ///
-    /// # Errors
-    /// If A is not what the plan is for, or misaligned.
+    /// Lists their launches and says where A of `m` rows is then. Fails if A is not what the plan is for, or
+    /// misaligned.
     pub(crate) fn specs(
         &self,
         m: usize,

@@ -72,10 +72,7 @@ pub struct Host<'r> {
 
 impl<'r> Host<'r> {
     /// Runs the program as it is, under each of the seeds. Of the modules that it loads, number `module` is the one that
-    /// is edited, and those with the same text.
-    ///
-    /// # Errors
-    /// If it fails, returns different results, or loads fewer modules.
+    /// is edited, and those with the same text. Fails if it fails, returns different results, or loads fewer modules.
     pub fn new(
         module: usize,
         config: Config,

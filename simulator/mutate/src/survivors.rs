@@ -51,10 +51,8 @@ pub enum BadLine {
 }
 
 impl Survivors {
-    /// Reads the list. Lines that start with `#` are comments.
-    ///
-    /// # Errors
-    /// If a line has another number of columns, or an empty one, or a key that no reason has; if a reason is not used.
+    /// Reads the list. Lines that start with `#` are comments. Fails if a line has another number of columns, or an
+    /// empty one, or a key that no reason has; if a reason is not used.
     pub fn parse(text: &str) -> Result<Survivors, BadLine> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let (mut reasons, mut rows) = (BTreeMap::new(), Vec::new());

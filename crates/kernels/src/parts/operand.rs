@@ -149,10 +149,7 @@ impl FusedArgs {
     }
 
     /// The arguments of a kernel that declared [`Maps`], its sizes, [`Rows`](super::rows::Rows) and then
-    /// [`Tiles`](super::tiles::Tiles).
-    ///
-    /// # Errors
-    /// If an operand cannot be described to the TMA unit.
+    /// [`Tiles`](super::tiles::Tiles). Fails if an operand cannot be described to the TMA unit.
     fn args(&self, kernel: &Fused<'_>, parts: [StagedOperand; 3]) -> Result<Args, Error> {
         let Weights::Rows([gate, up]) = self.weights else { return Ok(Args::new()) };
         let (variant, (m, n, k)) = (&kernel.variant, self.size);
