@@ -1,7 +1,7 @@
 //! Operands of the GPU MODE task, the same bytes as `dualgemm_bench::challenge`, its six-dimensional scales, and the
 //! reference in f64.
 
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::formats::ScaleLayout;
 use dualgemm::formats::gpumode::GpuModeScales;
 use dualgemm::gemm::{Epilogue, GateUp};
@@ -56,7 +56,7 @@ pub fn reference(
     let operand = a.operand("a")?;
     let weights = GateUp::new(gate.matrix("gate")?, up.matrix("up")?);
     let (m, n) = (operand.rows(), weights.n());
-    let c = pool::run(py, || reference_rows(&epilogue, &operand, &RowSample::all(m), &weights, &|_| ()))?
+    let c = pool::run(py, || Reference::new(&operand, &RowSample::all(m)).values(&epilogue, &weights))?
         .map_err(facade)?;
     let mut out = Array::on_cpu("out", out)?;
     if out.dtype != Dtype::F64 || out.shape != [m, n] {

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use crate::array::Array;
 use crate::destination::bytes_mut;
 use crate::error::{Kind, facade, refuse};
-use crate::operand::{Quantized, floats, format, layout};
+use crate::operand::{Quantized, floats, format, layout, named};
 use crate::options::LayerOptions;
 use crate::pool;
 
@@ -30,17 +30,8 @@ pub fn quantize(
     scale_layout: &str,
 ) -> PyResult<f32> {
     let (format, layout) = (format(format_name)?, layout(scale_layout)?);
-    let producer = Producer::ALL.into_iter().find(|p| p.name() == producer).ok_or_else(|| {
-        let valid = Producer::ALL.map(Producer::name).join(", ");
-        Kind::Argument.raise(format!("producer `{producer}` is unknown; valid are {valid}"))
-    })?;
-    let search = match search {
-        "plain" => Search::Plain,
-        "mse" => Search::Mse,
-        other => {
-            refuse!(Argument, "search `{other}` is unknown; valid are plain, mse");
-        }
-    };
+    let producer = named("producer", producer, &Producer::ALL)?;
+    let search = named("search", search, &Search::ALL)?;
     if format == BlockFormat::Mxfp4 && (global_scale.is_some() || search != Search::Plain) {
         return Err(
             Kind::Argument.raise("global_scale and search are for nvfp4; mxfp4 has one rule, that of OCP")

@@ -13,7 +13,6 @@ use crate::operand::{Source, layout};
 
 /// Where C goes.
 pub enum Destination<'py> {
-    /// Floats.
     Float(Array<'py>),
     /// Codes and block scales.
     Nvfp4 {

@@ -1,7 +1,7 @@
 //! Operations on arrays in a GPU's memory: addresses in, a launch on the caller's stream, nothing waited for.
 
 use dualgemm::device::{DevicePtr, Stream};
-use dualgemm::formats::{BlockFormat, ScaleLayout};
+use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::{AFormat, Activation, OutFormat};
 use dualgemm::{
     AnyDesc, DeviceA, DeviceC, DeviceCall, DeviceGateUp, DeviceRouting, GpuId, PackedLayer, Target,
@@ -166,11 +166,8 @@ fn on_device(source: &Source<'_>) -> PyResult<(DeviceA, AFormat, usize, usize, S
     let array = match source {
         Source::Quantized(quantized) => {
             let q = quantized.on_device("a")?;
-            let (codes, scales, global_scale) = (q.codes, q.scales, q.global_scale);
-            let a = match q.format {
-                BlockFormat::Nvfp4 => DeviceA::Nvfp4 { codes, scales, global_scale },
-                BlockFormat::Mxfp4 => DeviceA::Mxfp4 { codes, scales, global_scale },
-            };
+            let (format, codes, scales, global_scale) = (q.format, q.codes, q.scales, q.global_scale);
+            let a = DeviceA::Blocks { format, codes, scales, global_scale };
             return Ok((a, q.format.into(), q.rows, q.k, q.layout));
         }
         Source::Float(array) => array,

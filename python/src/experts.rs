@@ -13,7 +13,7 @@ use crate::destination::Destination;
 use crate::error::{Kind, facade, refuse};
 use crate::facts::{Facts, float_values};
 use crate::mlp::{Gated, MlpFacts, Tensors, read_layer};
-use crate::operand::Source;
+use crate::operand::{Source, named};
 use crate::options::{self, LayerOptions, device_target};
 use crate::packed::{Call, Choices, Packed, of_keywords};
 use crate::{device, pool};
@@ -22,7 +22,10 @@ use crate::{device, pool};
 #[pyclass(module = "dualgemm", frozen, extends = Gated)]
 pub struct Experts {
     /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
+    #[pyo3(get, name = "_places")]
     places: Vec<i32>,
+    /// Numbers of the experts that are here.
+    #[pyo3(get)]
     here: Vec<usize>,
 }
 
@@ -58,14 +61,8 @@ impl Experts {
     }
 }
 
-fn router_weights(name: &str) -> PyResult<RouterWeights> {
-    match name {
-        "output" => Ok(RouterWeights::Output),
-        "input" => Ok(RouterWeights::Input),
-        other => {
-            refuse!(Argument, "router_weights `{other}` is unknown; valid are output, input");
-        }
-    }
+fn router_named(name: &str) -> PyResult<RouterWeights> {
+    named("router_weights", name, &RouterWeights::ALL)
 }
 
 /// What all experts have in common. One tensor scale serves the activations of all: the largest, under which none
@@ -149,7 +146,7 @@ impl Experts {
         origin.set_item("experts", experts.clone())?;
         origin.set_item("count", count)?;
         origin.set_item("router_weights", router_weights)?;
-        let router = router_weights.map(self::router_weights).transpose()?;
+        let router = router_weights.map(router_named).transpose()?;
         let (packed, facts, experts) = options.with_checkpoint(py, path, |checkpoint| {
             let first = experts.as_ref().and_then(|experts| experts.first()).copied().unwrap_or(0);
             let layer = options.layer_of(checkpoint, Some(first))?.number;
@@ -187,7 +184,7 @@ impl Experts {
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<Self>> {
         let (activation, target) = (options::activation(activation)?, device_target(device)?);
-        let router = self::router_weights(router_weights)?;
+        let router = router_named(router_weights)?;
         let (mut here, mut tensors) = (Vec::new(), Vec::new());
         for (number, given) in experts.iter().enumerate() {
             let Some(given) = given else { continue };
@@ -207,18 +204,6 @@ impl Experts {
     #[getter]
     fn count(&self) -> usize {
         self.places.len()
-    }
-
-    /// Numbers of the experts that are here.
-    #[getter]
-    fn here(&self) -> Vec<usize> {
-        self.here.clone()
-    }
-
-    /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
-    #[getter]
-    fn _places(&self) -> Vec<i32> {
-        self.places.clone()
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> String {

@@ -93,7 +93,6 @@ pub fn checked_input_scale(argument: &str, scale: Option<f32>) -> PyResult<()> {
     }
 }
 
-/// The values of a bias.
 pub fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<f32>>> {
     let Some(bias) = bias else { return Ok(None) };
     let array = Array::on_cpu(name, bias)?;

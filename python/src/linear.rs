@@ -17,10 +17,11 @@ use crate::pool;
 #[pyclass(module = "dualgemm", frozen, extends = Packed)]
 pub struct Linear {
     facts: Facts,
+    /// Whether a bias is added.
+    #[pyo3(get)]
     has_bias: bool,
 }
 
-/// What a layer is made of.
 type Parts = (PackedLayer, Linear);
 
 fn pack(linear: &Operand<'_>, input_scale: Option<f32>, target: Target) -> Result<Parts, dualgemm::Error> {
@@ -107,12 +108,6 @@ impl Linear {
     #[getter]
     fn name(&self) -> &str {
         &self.facts.names[0]
-    }
-
-    /// Whether a bias is added.
-    #[getter]
-    fn has_bias(&self) -> bool {
-        self.has_bias
     }
 
     /// Scale by which A is quantized with `quantize_a="static"`, a multiplier; `None` if there is none.

@@ -7,7 +7,6 @@ use pyo3::prelude::*;
 
 static MADE: AtomicI64 = AtomicI64::new(0);
 
-/// A new number.
 pub fn next() -> i64 {
     MADE.fetch_add(1, Ordering::Relaxed)
 }

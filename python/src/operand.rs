@@ -61,7 +61,6 @@ impl<'py> Source<'py> {
         }
     }
 
-    /// Its rows.
     pub fn rows(&self) -> PyResult<usize> {
         match self {
             Self::Float(array) => Ok(array.matrix("a")?.0),
@@ -241,7 +240,6 @@ fn number(name: &str, object: &Bound<'_, PyAny>) -> PyResult<f64> {
         .map_err(|_| PyTypeError::new_err(format!("{name} is {object}; a number is needed")))
 }
 
-/// A float array as a matrix.
 pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
     fn matrix<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
         array.check_cpu(name)?;
@@ -267,18 +265,19 @@ pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>>
     })
 }
 
-/// An order of block scales by name.
-pub fn layout(name: &str) -> PyResult<ScaleLayout> {
-    ScaleLayout::ALL.into_iter().find(|known| known.to_string() == name).ok_or_else(|| {
-        let valid = ScaleLayout::ALL.map(|known| known.to_string()).join(", ");
-        Kind::Argument.raise(format!("scale layout `{name}` is unknown; valid are {valid}"))
+/// The value that a name stands for, `what` in messages.
+pub fn named<T: Clone + ToString>(what: &str, name: &str, all: &[T]) -> PyResult<T> {
+    all.iter().find(|value| value.to_string() == name).cloned().ok_or_else(|| {
+        let valid = all.iter().map(T::to_string).collect::<Vec<_>>().join(", ");
+        Kind::Argument.raise(format!("{what} `{name}` is unknown; valid are {valid}"))
     })
 }
 
-/// A block format by name.
+/// An order of block scales by name.
+pub fn layout(name: &str) -> PyResult<ScaleLayout> {
+    named("scale layout", name, &ScaleLayout::ALL)
+}
+
 pub fn format(name: &str) -> PyResult<BlockFormat> {
-    BlockFormat::ALL.into_iter().find(|known| known.to_string() == name).ok_or_else(|| {
-        let valid = BlockFormat::ALL.map(|known| known.to_string()).join(", ");
-        Kind::Argument.raise(format!("format `{name}` is unknown; valid are {valid}"))
-    })
+    named("format", name, &BlockFormat::ALL)
 }

@@ -77,13 +77,11 @@ impl LayerOptions {
         Ok(this)
     }
 
-    /// A layer by its number.
     pub fn numbered(layer: usize, shared_expert: bool) -> Self {
         let layer = LayerArgs { layer: Some(layer), shared_expert, ..LayerArgs::default() };
         Self { layer, activation: None, reading: None, rank: 0, world: 1, target: Target::default() }
     }
 
-    /// Of a module by name, which no number goes with.
     pub fn of_module(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         for key in keywords.into_iter().flat_map(|keywords| keywords.keys()) {
             let key: String = key.extract()?;
@@ -142,7 +140,6 @@ impl LayerOptions {
         self.open_at(py, &path.extract::<PathBuf>()?)
     }
 
-    /// Opens the checkpoint at a path.
     pub fn open_at(&self, py: Python<'_>, path: &Path) -> PyResult<Arc<Checkpoint>> {
         let opened = pool::run(py, || layer::open(path, &self.layer.read, self.activation))?;
         opened.map(Arc::new).map_err(facade)

@@ -64,7 +64,6 @@ impl Threads {
         current(py).map(Self)
     }
 
-    /// How many they are.
     pub fn count(&self) -> usize {
         self.0.pool.current_num_threads()
     }

@@ -23,6 +23,8 @@ use crate::pool;
 pub struct Weights {
     facts: Facts,
     activation: Activation,
+    /// Scale by which the down projection expects C, a multiplier; `None` if there is none.
+    #[pyo3(get)]
     output_scale: Option<f32>,
 }
 
@@ -170,12 +172,6 @@ impl Weights {
     #[getter]
     fn input_scale(&self) -> Option<f32> {
         self.facts.input_scale
-    }
-
-    /// Scale by which the down projection expects C, a multiplier; `None` if there is none.
-    #[getter]
-    fn output_scale(&self) -> Option<f32> {
-        self.output_scale
     }
 
     /// Names of the gate and the up tensor.

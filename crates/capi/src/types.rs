@@ -182,25 +182,21 @@ impl dualgemm_matrix {
         if self.data.is_null() {
             return Err(Failure::argument(format!("{name} data: is null")));
         }
-        if found.block_format().is_none() {
+        let Some(format) = found.block_format() else {
             let size = (found.bits_per_element() / 8.0) as usize;
             let row = self.k.checked_mul(size);
             let row =
                 row.ok_or_else(|| Failure::argument(format!("{name}: is larger than the address space")))?;
             let pitch = if self.row_stride == 0 { row } else { self.row_stride };
             return Ok(DeviceA::Float { values: address(self.data), pitch });
-        }
+        };
         let (codes, scales) = self.codes_on_device(name)?;
         let layout = layout(self.scale_layout)?;
         if layout != plan.1 {
             let message = format!("{name}: has scales in the layout {layout}; the plan asks for {}", plan.1);
             return Err(Failure::operand(message));
         }
-        let global_scale = self.global_scale;
-        Ok(match found {
-            AFormat::Mxfp4 => DeviceA::Mxfp4 { codes, scales, global_scale },
-            _ => DeviceA::Nvfp4 { codes, scales, global_scale },
-        })
+        Ok(DeviceA::Blocks { format, codes, scales, global_scale: self.global_scale })
     }
 
     /// Where the codes and the block scales of a dense 4-bit matrix are in device memory.

@@ -114,8 +114,7 @@ fn read_triple<'a>(files: &'a TensorFiles, prefix: &str, valid: &'static str) ->
     };
     let k = row_bytes.saturating_mul(2);
     let flat = || -> Result<ScaleLayout, Error> {
-        let name = files.metadata().get(LAYOUT_KEY).map(String::as_str);
-        let layout = ScaleLayout::ALL.into_iter().find(|l| Some(l.to_string().as_str()) == name);
+        let layout = files.metadata().get(LAYOUT_KEY).and_then(|name| ScaleLayout::by_name(name));
         layout.ok_or_else(|| {
             let valid = format!("[{rows}, {}], or flat with `{LAYOUT_KEY}` in the metadata", k / 16);
             scales.shape_error("block scales", valid)

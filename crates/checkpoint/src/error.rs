@@ -65,13 +65,11 @@ pub enum Error {
     /// A bias has an element that is no number or infinite.
     #[error("{tensor}: element {at} is {value}; biases must be finite")]
     BiasValue { tensor: String, at: usize, value: f32 },
-    /// There is no such layer.
     #[error("{}: no gated MLP in layer {layer}; there is one in {exist}", file.display())]
     NoLayer { file: PathBuf, layer: usize, exist: String },
     /// The layer exists but not in the form asked for.
     #[error("{}: layer {layer} holds {found}; {valid}", file.display())]
     LayerKind { file: PathBuf, layer: usize, found: String, valid: String },
-    /// There is no such expert.
     #[error("{path}: no expert {expert}; there are {exist}")]
     NoExpert { path: String, expert: usize, exist: String },
     /// Gate and up are one tensor and nothing says in which order.
@@ -86,7 +84,6 @@ pub enum Error {
     /// Something named in a text that has no such name.
     #[error("{what} `{found}` is unknown; valid are {valid}")]
     Name { what: &'static str, found: String, valid: String },
-    /// A name that no module has.
     #[error("{module}: there is no such module in {}; the closest names are {near}", file.display())]
     NoModule { file: PathBuf, module: String, near: String },
     /// A module that is not quantized where a quantized one is needed.

@@ -37,7 +37,6 @@ pub struct JsonFile {
 pub struct TensorFiles {
     root: PathBuf,
     files: Vec<MappedFile>,
-    /// By name, with the number of the file.
     tensors: BTreeMap<String, (usize, TensorInfo)>,
     metadata: BTreeMap<String, String>,
     gguf: Option<Vec<(String, GgufValue)>>,

@@ -1,6 +1,5 @@
 //! The order of gate and up rows in a fused tensor: one index function, used for codes, scales and biases.
 
-use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
@@ -15,63 +14,41 @@ pub enum Half {
     Up,
 }
 
-/// How the `2 N` rows of a fused gate/up tensor are arranged.
-///
-/// ```text
-/// gate-up        g0 g1 … u0 u1 …          Hugging Face, vLLM, compressed-tensors, ModelOpt
-/// up-gate        u0 u1 … g0 g1 …          FlashInfer CUTLASS MoE, TensorRT-LLM
-/// up-gate-64     u0…u63 g0…g63 u64…       FlashInfer CuteDSL, TensorRT-LLM CuteDSL
-/// up-gate-32     u0…u31 g0…g31 u32…       cuDNN gemm_swiglu
-/// gate-up-rows   g0 u0 g1 u1 …            gpt-oss
-/// up-gate-rows   u0 g0 u1 g1 …            TensorRT-LLM before its shuffle
-/// trtllm-gen     u0 u2 … u14 g0 g2 … g14 u1 u3 … g15 u16 …   TensorRT-LLM-gen: up-gate-rows, 32 rows shuffled
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GateUpOrder {
-    /// All gate rows, then all up rows.
-    GateUp,
-    /// All up rows, then all gate rows.
-    UpGate,
-    /// 64 up rows, 64 gate rows, alternating.
-    #[serde(rename = "up-gate-64")]
-    UpGate64,
-    /// 32 up rows, 32 gate rows, alternating.
-    #[serde(rename = "up-gate-32")]
-    UpGate32,
-    /// Gate row, up row, alternating.
-    GateUpRows,
-    /// Up row, gate row, alternating.
-    UpGateRows,
-    /// `UpGateRows` shuffled inside blocks of 32 rows (`shuffle_matrix_a`, `epilogue_tile_m` 128).
-    TrtllmGen,
+dualgemm_formats::named! {
+    /// How the `2 N` rows of a fused gate/up tensor are arranged.
+    ///
+    /// ```text
+    /// gate-up        g0 g1 … u0 u1 …          Hugging Face, vLLM, compressed-tensors, ModelOpt
+    /// up-gate        u0 u1 … g0 g1 …          FlashInfer CUTLASS MoE, TensorRT-LLM
+    /// up-gate-64     u0…u63 g0…g63 u64…       FlashInfer CuteDSL, TensorRT-LLM CuteDSL
+    /// up-gate-32     u0…u31 g0…g31 u32…       cuDNN gemm_swiglu
+    /// gate-up-rows   g0 u0 g1 u1 …            gpt-oss
+    /// up-gate-rows   u0 g0 u1 g1 …            TensorRT-LLM before its shuffle
+    /// trtllm-gen     u0 u2 … u14 g0 g2 … g14 u1 u3 … g15 u16 …   TensorRT-LLM-gen: up-gate-rows, 32 rows shuffled
+    /// ```
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum GateUpOrder {
+        /// All gate rows, then all up rows.
+        GateUp = "gate-up",
+        /// All up rows, then all gate rows.
+        UpGate = "up-gate",
+        /// 64 up rows, 64 gate rows, alternating.
+        #[serde(rename = "up-gate-64")]
+        UpGate64 = "up-gate-64",
+        /// 32 up rows, 32 gate rows, alternating.
+        #[serde(rename = "up-gate-32")]
+        UpGate32 = "up-gate-32",
+        /// Gate row, up row, alternating.
+        GateUpRows = "gate-up-rows",
+        /// Up row, gate row, alternating.
+        UpGateRows = "up-gate-rows",
+        /// `UpGateRows` shuffled inside blocks of 32 rows (`shuffle_matrix_a`, `epilogue_tile_m` 128).
+        TrtllmGen = "trtllm-gen",
+    }
 }
 
 impl GateUpOrder {
-    /// Every order.
-    pub const ALL: [Self; 7] = [
-        Self::GateUp,
-        Self::UpGate,
-        Self::UpGate64,
-        Self::UpGate32,
-        Self::GateUpRows,
-        Self::UpGateRows,
-        Self::TrtllmGen,
-    ];
-
-    /// Spelling on a command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::GateUp => "gate-up",
-            Self::UpGate => "up-gate",
-            Self::UpGate64 => "up-gate-64",
-            Self::UpGate32 => "up-gate-32",
-            Self::GateUpRows => "gate-up-rows",
-            Self::UpGateRows => "up-gate-rows",
-            Self::TrtllmGen => "trtllm-gen",
-        }
-    }
-
     /// What the number of rows of the fused tensor must be a multiple of.
     pub const fn row_multiple(self) -> usize {
         match self {
@@ -116,18 +93,12 @@ impl GateUpOrder {
     }
 }
 
-impl fmt::Display for GateUpOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 impl FromStr for GateUpOrder {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self, Error> {
-        let found = Self::ALL.into_iter().find(|o| o.name() == s);
-        found.ok_or_else(|| Error::Name { what: "gate/up order", found: s.into(), valid: Self::names() })
+        let unknown = || Error::Name { what: "gate/up order", found: s.into(), valid: Self::names() };
+        Self::by_name(s).ok_or_else(unknown)
     }
 }
 

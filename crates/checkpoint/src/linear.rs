@@ -8,47 +8,30 @@
 //! Sources: `modelopt_recipes/configs/ptq/units/default_disabled_quantizers.yaml` of ModelOpt 0.47, `FUSED_LAYER_NAMES` of
 //! llm-compressor 0.14, `packed_modules_mapping` of vLLM's models.
 
-use std::fmt;
-
 use crate::convention::Evidence;
 use crate::{Dtype, Error, TensorFiles, TensorView};
 
-/// What a module is that stays in floats.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
-    /// A table that is looked up.
-    Embedding,
-    /// What makes logits.
-    Head,
-    /// A norm.
-    Norm,
-    /// What chooses experts, or the gate of the shared one.
-    Router,
-    /// A convolution.
-    Convolution,
-    /// A part of linear attention with a row per head.
-    HeadGate,
-    /// A layer whose weights the model reads itself: Mamba's time step, and DeepSeek's indexer.
-    Read,
-    /// Layers that predict further tokens.
-    Prediction,
-    /// An encoder of images or sound, or what follows it.
-    Modality,
-}
-
-impl fmt::Display for Kept {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Embedding => "an embedding",
-            Self::Head => "the output head",
-            Self::Norm => "a norm",
-            Self::Router => "a router",
-            Self::Convolution => "a convolution",
-            Self::HeadGate => "a gate of linear attention",
-            Self::Read => "a layer whose weights its model reads",
-            Self::Prediction => "a layer that predicts further tokens",
-            Self::Modality => "a part for images or sound",
-        })
+dualgemm_formats::named! {
+    /// What a module is that stays in floats.
+    pub enum Kept {
+        /// A table that is looked up.
+        Embedding = "an embedding",
+        /// What makes logits.
+        Head = "the output head",
+        /// A norm.
+        Norm = "a norm",
+        /// What chooses experts, or the gate of the shared one.
+        Router = "a router",
+        /// A convolution.
+        Convolution = "a convolution",
+        /// A part of linear attention with a row per head.
+        HeadGate = "a gate of linear attention",
+        /// A layer whose weights the model reads itself: Mamba's time step, and DeepSeek's indexer.
+        Read = "a layer whose weights its model reads",
+        /// Layers that predict further tokens.
+        Prediction = "a layer that predicts further tokens",
+        /// An encoder of images or sound, or what follows it.
+        Modality = "a part for images or sound",
     }
 }
 

@@ -25,25 +25,17 @@ pub(crate) enum Projection {
     Down,
 }
 
-/// Which of a layer's MLPs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MlpKind {
-    /// The layer's one MLP.
-    Dense,
-    /// The expert that every token goes through.
-    Shared,
-    /// The routed experts.
-    Experts,
-}
-
-impl std::fmt::Display for MlpKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Dense => "dense MLP",
-            Self::Shared => "shared expert",
-            Self::Experts => "experts",
-        })
+dualgemm_formats::named! {
+    /// Which of a layer's MLPs.
+    #[derive(PartialOrd, Ord, serde::Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum MlpKind {
+        /// The layer's one MLP.
+        Dense = "dense MLP",
+        /// The expert that every token goes through.
+        Shared = "shared expert",
+        /// The routed experts.
+        Experts = "experts",
     }
 }
 

@@ -241,28 +241,18 @@ impl OperationArgs {
     }
 }
 
-/// Spellings of the operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OpArg {
-    /// act(A·gateᵀ, A·upᵀ).
-    GateUp,
-    /// A·Wᵀ.
-    Linear,
-    /// Gate and up, then the down projection.
-    Mlp,
-    /// The weighted sum of the MLPs of each token's experts.
-    Moe,
-}
-
-impl OpArg {
-    /// The spelling.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::GateUp => "gate-up",
-            Self::Linear => "linear",
-            Self::Mlp => "mlp",
-            Self::Moe => "moe",
-        }
+dualgemm::formats::named! {
+    /// Spellings of the operations.
+    #[derive(ValueEnum)]
+    pub enum OpArg {
+        /// act(A·gateᵀ, A·upᵀ).
+        GateUp = "gate-up",
+        /// A·Wᵀ.
+        Linear = "linear",
+        /// Gate and up, then the down projection.
+        Mlp = "mlp",
+        /// The weighted sum of the MLPs of each token's experts.
+        Moe = "moe",
     }
 }
 

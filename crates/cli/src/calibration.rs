@@ -30,10 +30,7 @@ struct Held {
 }
 
 impl Calibration {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// If it cannot be read, is something else, or holds a number that is not positive and finite.
+    /// Reads a file. Fails if it cannot be read, is something else, or holds a number that is not positive and finite.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read(path).with_context(|| path.display().to_string())?;
         let held: Held = serde_json::from_slice(&text)
@@ -47,10 +44,7 @@ impl Calibration {
 
     /// The scale of what goes into a module, or into several by one weight, as the producer makes it: ModelOpt the multiplier amax / 2688 in f32, llm-compressor
     /// the divisor 2688 / amax, rounded in the type of the activations. llama.cpp makes none: GGUF takes ModelOpt's, as
-    /// `convert` does.
-    ///
-    /// # Errors
-    /// If the file has no number for a module.
+    /// `convert` does. Fails if the file has no number for a module.
     pub fn input_scale(&self, modules: &[String], producer: Producer) -> anyhow::Result<GlobalScale> {
         let (mut amax, mut module) = (0.0, "");
         for name in modules {

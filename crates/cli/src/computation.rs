@@ -18,7 +18,6 @@ pub struct Routed {
 }
 
 impl Routed {
-    /// What a routing comes to.
     pub fn of(routing: Routing<'_>) -> Self {
         let mut chosen: Vec<i32> = routing.ids.iter().copied().filter(|&id| id >= 0).collect();
         let rows = chosen.len();
@@ -118,7 +117,6 @@ impl Costs for AnyDesc {
     }
 }
 
-/// Names of the kernels of a plan.
 pub fn kernels(plan: &AnyPlan) -> String {
     match plan.products() {
         (first, Some(second)) if second.kernel() != first.kernel() => {

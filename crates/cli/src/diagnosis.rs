@@ -1,7 +1,7 @@
 //! Why a result is wrong: the reference is computed again with each of the mistakes that are known from the field,
 //! on a few rows, and those that explain the result are named.
 
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AOperand, Activation, Epilogue, GateUp};
 
@@ -13,9 +13,7 @@ const ROWS: usize = 4;
 /// The problem that a result claims to solve.
 #[derive(Debug, Clone)]
 pub struct Problem<'a> {
-    /// A.
     pub a: AOperand<'a>,
-    /// Gate and up.
     pub weights: GateUp<'a>,
     /// What follows the products.
     pub epilogue: Epilogue,
@@ -98,7 +96,7 @@ const MISTAKES: &[Mistake] = &[
 pub fn diagnose(problem: &Problem<'_>, result: &ResultMatrix<'_>, limit: f64) -> Vec<&'static str> {
     let sample = RowSample::spread(problem.a.rows(), ROWS);
     let fits = |p: &Problem<'_>| {
-        let want = reference_rows(&p.epilogue, &p.a, &sample, &p.weights, &|_| ());
+        let want = Reference::new(&p.a, &sample).values(&p.epilogue, &p.weights);
         let found = want.ok().and_then(|want| result.compare(&want, &sample).ok());
         found.is_some_and(|found| found.rel_l2 <= limit)
     };
@@ -214,7 +212,7 @@ mod tests {
     }
 
     fn result_of(p: &Problem<'_>) -> OwnedMatrix {
-        let c = reference_rows(&p.epilogue, &p.a, &RowSample::all(p.a.rows()), &p.weights, &|_| ()).unwrap();
+        let c = Reference::new(&p.a, &RowSample::all(p.a.rows())).values(&p.epilogue, &p.weights).unwrap();
         OwnedMatrix::F32(c.into_iter().map(|x| x as f32).collect())
     }
 

@@ -58,10 +58,8 @@ pub fn is_no_input<'a>(
 }
 
 /// Where an output will be written, behind links too. To be asked before the work that it comes from: whether it can be
-/// written, and what it would replace, is not found out hours later.
-///
-/// # Errors
-/// If its folder takes no files, or something is there: a file without `--force`, or no regular file.
+/// written, and what it would replace, is not found out hours later. Fails if its folder takes no files, or something
+/// is there: a file without `--force`, or no regular file.
 pub fn writable(output: &Path, args: WriteArgs) -> anyhow::Result<PathBuf> {
     drop(AtomicFile::create(output)?);
     if output.exists() && !args.force {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dualgemm::check::{RowSample, bounded_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::checkpoint::{Checkpoint, OpenOptions, TensorFiles, activations};
 use dualgemm::formats::{QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale};
@@ -57,7 +57,7 @@ fn caught(a: &AOperand<'_>, out: OutFormat, step: f64) -> usize {
     let (m, k, epilogue) = (a.rows(), layer.k(), Epilogue::default());
     let desc = DualGemmDesc { out, ..DualGemmDesc::new(m, FEATURES, k, AFormat::of(a), layer.format()) };
     let all = RowSample::all(m);
-    let want_of = |weights: &GateUp<'_>| bounded_rows(&epilogue, a, &all, weights, &|_| ()).unwrap();
+    let want_of = |weights: &GateUp<'_>| Reference::new(a, &all).bounded(&epilogue, weights).unwrap();
     let mut count = 0;
     for flip in 0..FLIPS {
         let first = flip * 53 % (layer.n() / FEATURES) * FEATURES;

@@ -104,10 +104,7 @@ impl From<anyhow::Error> for Failure {
 }
 
 /// Runs a subcommand, given as the arguments after the program's name, and returns its report instead of printing
-/// it.
-///
-/// # Errors
-/// If the command would end with an exit code above 1.
+/// it. Fails if the command would end with an exit code above 1.
 pub fn document(args: impl IntoIterator<Item = OsString>) -> Result<Document, Failure> {
     let args: Vec<OsString> = std::iter::once("dualgemm".into()).chain(args).collect();
     let cli = Cli::try_parse_from(&args)

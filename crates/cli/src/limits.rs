@@ -15,7 +15,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The same as a roofline.
     pub fn roofline(self) -> Roofline {
         Roofline { flops_per_s: self.flops_per_s, bytes_per_s: self.bytes_per_s }
     }

@@ -5,7 +5,7 @@ mod mixture;
 use std::ops::Range;
 
 use anyhow::{Context as _, bail};
-use dualgemm::check::{MlpFeatures, RowSample, bounded_runs, mixture_rows, mlp_rows};
+use dualgemm::check::{MlpFeatures, Reference};
 use dualgemm::checkpoint::{Checkpoint, GateUpSource, LinearSource, Stated};
 use dualgemm::formats::{GlobalScale, ScaleLayout};
 use dualgemm::gemm::{
@@ -20,7 +20,6 @@ use crate::layer::{self, InputScales, Layer};
 use crate::routing::OwnedRouting;
 use crate::scales::{self, Basis, InputScale, MatrixReport, RoutingReport};
 
-/// A whole MLP.
 #[derive(Debug)]
 pub struct Mlp<'c> {
     layer: Layer<'c>,
@@ -32,7 +31,6 @@ pub struct Mlp<'c> {
 pub struct Mixture<'c> {
     checkpoint: &'c Checkpoint,
     number: usize,
-    /// By number.
     experts: Vec<Option<Mlp<'c>>>,
     shared: Option<Mlp<'c>>,
 }
@@ -44,7 +42,6 @@ pub enum Operation<'c> {
     GateUp(Layer<'c>),
     /// A linear layer, by its name.
     Linear(String, LinearSource<'c>),
-    /// A whole MLP.
     Mlp(Mlp<'c>),
     /// A mixture of experts.
     Mixture(Mixture<'c>),
@@ -382,22 +379,19 @@ impl<'c> Operation<'c> {
     pub fn reference(
         &self,
         Problem { desc, routing }: &Problem,
-        a: &AOperand<'_>,
-        sample: &RowSample,
-        progress: &(dyn Fn(usize) + Sync),
+        of: Reference<'_>,
     ) -> Result<Vec<Bounded>, Error> {
         match (self, desc, routing) {
             (Self::GateUp(layer), AnyDesc::Product(desc), _) => {
-                bounded_runs(&desc.epilogue, a, sample, desc.n, &|run| Ok(layer.features(run)?), progress)
+                of.runs(&desc.epilogue, desc.n, &|run| Ok(layer.features(run)?))
             }
             (Self::Linear(_, linear), AnyDesc::Product(desc), _) => {
-                let features = |run| Ok(linear.features(run)?);
-                bounded_runs(&desc.epilogue, a, sample, desc.n, &features, progress)
+                of.runs(&desc.epilogue, desc.n, &|run| Ok(linear.features(run)?))
             }
-            (Self::Mlp(mlp), AnyDesc::Mlp(desc), _) => mlp_rows(desc, a, sample, mlp, progress),
+            (Self::Mlp(mlp), AnyDesc::Mlp(desc), _) => of.mlp(desc, mlp),
             (Self::Mixture(mixture), AnyDesc::Mixture(desc), Some(routing)) => {
                 let all = (&mixture.experts[..], mixture.shared.as_ref());
-                mixture_rows(desc, a, sample, routing.as_ref(), all, progress)
+                of.mixture(desc, routing.as_ref(), all)
             }
             _ => unreachable!("the description is this operation's"),
         }

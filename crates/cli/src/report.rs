@@ -13,7 +13,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
 
-/// How many there are, with the noun in its number.
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
@@ -84,7 +83,6 @@ impl Output {
         self.say(report, &report.to_string())
     }
 
-    /// The same for a document and its text.
     pub fn say<D: Serialize>(&self, document: &D, text: &str) -> anyhow::Result<()> {
         let text = if self.json { serde_json::to_string_pretty(document)? } else { visible(text) };
         if let Some(document) = &self.document {
@@ -151,7 +149,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table under these headings.
     pub fn new(headings: &[&'static str]) -> Self {
         Self { rows: vec![headings.iter().map(|&h| Cow::Borrowed(h)).collect()] }
     }

@@ -123,7 +123,6 @@ impl Basis {
 pub struct InputScale {
     /// The multiplier; none where each A has its own.
     pub value: Option<f32>,
-    /// Where it comes from.
     pub from: String,
 }
 
@@ -160,9 +159,7 @@ pub fn of_linear(layer: &LinearSource<'_>, value: f32) -> Option<String> {
 /// The activation, and what says so: file and entry, the family, or the option.
 #[derive(Debug, Serialize)]
 pub struct ActivationReport {
-    /// The activation.
     pub activation: Activation,
-    /// What says so.
     pub activation_from: String,
 }
 

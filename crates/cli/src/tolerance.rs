@@ -159,7 +159,6 @@ impl fmt::Display for Tolerance {
 /// What a comparison found, the same in every report: the verdict with the error of all elements together, the worst
 /// element with what it may be off by, and where the limits come from.
 pub struct Statement<'a> {
-    /// What was found.
     pub found: &'a Comparison,
     /// What is allowed.
     pub tolerance: &'a Tolerance,

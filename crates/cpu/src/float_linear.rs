@@ -64,7 +64,6 @@ const TILE_PANELS: usize = 4;
 /// Rows of a tile where there are no tiles of AMX.
 const VECTOR_ROWS: usize = 64;
 
-/// Rows of a block of tiles.
 const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 
 /// Fewest rows for which a block of tiles that is not full pays.
@@ -300,7 +299,6 @@ enum Way<'a> {
 }
 
 impl Way<'_> {
-    /// Whether so many rows are few.
     fn are_few(self, rows: usize) -> bool {
         match self {
             Way::Floats(_) => rows <= FEW_ROWS,

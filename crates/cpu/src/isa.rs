@@ -157,70 +157,40 @@ impl Available {
     }
 }
 
-/// An instruction set with kernels of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Isa {
-    /// Rust without intrinsics, in a form that compilers vectorize. Runs everywhere.
-    Portable,
-    /// x86-64 with AVX2, FMA and F16C (Haswell, Zen and later).
-    Avx2,
-    /// AVX2 and the 256-bit dot products of AVX-VNNI (Alder Lake, Zen 5 and later).
-    AvxVnni,
-    /// AVX-512 F, BW and VL without VNNI (Skylake-X).
-    Avx512,
-    /// AVX-512 with VNNI (Cascade Lake, Ice Lake, Zen 4 and later).
-    Avx512Vnni,
-    /// AVX-512 with VNNI, VBMI and BF16 (Zen 4, Sapphire Rapids and later).
-    Avx512Bf16,
-    /// The same, and tiles of bf16 with AMX (Sapphire Rapids and later), if the system lets a process use them.
-    AmxBf16,
-    /// ARM64, which always has NEON (Cortex-A72, Graviton 1).
-    Neon,
-    /// The same with dot products of bytes (Neoverse N1, Apple M1).
-    NeonDot,
-    /// The same with products of matrices of bytes.
-    NeonI8mm,
-    /// The same with products of matrices of bf16 (Neoverse V1, N2 and V2, Apple M2 and later).
-    NeonBf16,
+dualgemm_formats::named! {
+    /// An instruction set with kernels of its own: slowest first of each architecture, except that AVX512-BF16 is slow on some
+    /// processors, see [`best`](Self::best).
+    #[derive(PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Isa {
+        /// Rust without intrinsics, in a form that compilers vectorize. Runs everywhere.
+        Portable = "portable",
+        /// x86-64 with AVX2, FMA and F16C (Haswell, Zen and later).
+        Avx2 = "avx2",
+        /// AVX2 and the 256-bit dot products of AVX-VNNI (Alder Lake, Zen 5 and later).
+        AvxVnni = "avxvnni",
+        /// AVX-512 F, BW and VL without VNNI (Skylake-X).
+        Avx512 = "avx512",
+        /// AVX-512 with VNNI (Cascade Lake, Ice Lake, Zen 4 and later).
+        Avx512Vnni = "avx512vnni",
+        /// AVX-512 with VNNI, VBMI and BF16 (Zen 4, Sapphire Rapids and later).
+        Avx512Bf16 = "avx512bf16",
+        /// The same, and tiles of bf16 with AMX (Sapphire Rapids and later), if the system lets a process use them.
+        AmxBf16 = "amxbf16",
+        /// ARM64, which always has NEON (Cortex-A72, Graviton 1).
+        Neon = "neon",
+        /// The same with dot products of bytes (Neoverse N1, Apple M1).
+        NeonDot = "neondot",
+        /// The same with products of matrices of bytes.
+        NeonI8mm = "neoni8mm",
+        /// The same with products of matrices of bf16 (Neoverse V1, N2 and V2, Apple M2 and later).
+        NeonBf16 = "neonbf16",
+    }
 }
 
 impl Isa {
-    /// Every instruction set, slowest first of each architecture, except that AVX512-BF16 is slow on some processors: see
-    /// [`best`](Self::best).
-    pub const ALL: [Self; 11] = [
-        Self::Portable,
-        Self::Avx2,
-        Self::AvxVnni,
-        Self::Avx512,
-        Self::Avx512Vnni,
-        Self::Avx512Bf16,
-        Self::AmxBf16,
-        Self::Neon,
-        Self::NeonDot,
-        Self::NeonI8mm,
-        Self::NeonBf16,
-    ];
-
     /// The environment variable that forces one, by its [`name`](Self::name).
     pub const ENV: &str = "DUALGEMM_ISA";
-
-    /// Its name in plans, messages and [`Isa::ENV`].
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::AvxVnni => "avxvnni",
-            Self::Avx512 => "avx512",
-            Self::Avx512Vnni => "avx512vnni",
-            Self::Avx512Bf16 => "avx512bf16",
-            Self::AmxBf16 => "amxbf16",
-            Self::Neon => "neon",
-            Self::NeonDot => "neondot",
-            Self::NeonI8mm => "neoni8mm",
-            Self::NeonBf16 => "neonbf16",
-        }
-    }
 
     /// Whether processors of the architecture that this is compiled for can have it.
     pub fn native(self) -> bool {
@@ -320,10 +290,7 @@ impl Isa {
         }
     }
 
-    /// The proof that this machine has it.
-    ///
-    /// # Errors
-    /// If the machine lacks it.
+    /// The proof that this machine has it. Fails if the machine lacks it.
     pub(crate) fn checked(self) -> Result<Available, Error> {
         Ok(Available {
             isa: self.require()?,
@@ -337,18 +304,11 @@ impl Isa {
 /// Whether the target this is compiled for has a fused multiply-add.
 pub(crate) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
-impl std::fmt::Display for Isa {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 impl std::str::FromStr for Isa {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        let known = Self::ALL.into_iter().find(|isa| isa.name() == name);
-        known.ok_or_else(|| Error::UnknownIsa { name: name.into() })
+        Self::by_name(name).ok_or_else(|| Error::UnknownIsa { name: name.into() })
     }
 }
 

@@ -32,7 +32,6 @@ pub(crate) struct OutputSink<'a> {
     pub(crate) a_scale: f64,
     /// Columns of C.
     pub(crate) n: usize,
-    /// Where the values go.
     pub(crate) c: Destination<'a>,
 }
 
@@ -60,9 +59,7 @@ pub(crate) struct Nvfp4<'a> {
 impl<'a> Destination<'a> {
     /// The destination for `rows` rows of a C that is planned as `format`. If its tensor scale is dynamic, the values go to
     /// `deferred`, which has room for all of them, or nowhere. Then the buffers of C come back, for use once the scale is known.
-    ///
-    /// # Errors
-    /// If `out` has another format or size.
+    /// Fails if `out` has another format or size.
     pub(crate) fn new(
         format: OutFormat,
         out: OutputMut<'a>,

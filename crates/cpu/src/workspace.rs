@@ -61,12 +61,10 @@ impl<'a> Input<'a> {
         Self { a, list: Some(list) }
     }
 
-    /// How many.
     pub(crate) fn rows(&self) -> usize {
         self.list.map_or(self.a.rows(), <[u32]>::len)
     }
 
-    /// The row of A.
     fn row(&self, index: usize) -> usize {
         self.list.map_or(index, |list| list[index] as usize)
     }

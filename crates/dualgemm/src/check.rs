@@ -26,8 +26,8 @@ const BLOCK_BYTES: usize = 32 << 20;
 const BLOCK_ROWS: usize = 16;
 
 /// All of `m` rows of C in blocks, for comparing with a reference that never is in memory as a whole: that of one
-/// block takes 32 MiB, or 256 bytes a column if that is more, and as much again while [`bounded_rows`] puts it
-/// together.
+/// block takes 32 MiB, or 256 bytes a column if that is more, and as much again while [`Reference::bounded`] puts
+/// it together.
 pub fn row_blocks(m: usize, n: usize) -> impl Iterator<Item = RowSample> {
     let rows = (BLOCK_BYTES / size_of::<Bounded>() / n.max(1)).max(BLOCK_ROWS);
     (0..m).step_by(rows).map(move |first| RowSample { rows: (first..m.min(first + rows)).collect(), of: m })
@@ -108,54 +108,114 @@ pub fn reference_rate() -> f64 {
     (ROWS * FEATURES_PER_RUN * K) as f64 * rayon::current_num_threads() as f64 / least
 }
 
-/// C in f64 for the sampled rows: `sample.rows().len() · n` values, row-major. `progress` is told how many
-/// features have been done since it was last called.
-///
-/// # Errors
-/// If gate and up do not belong together, or K of A is another.
-pub fn reference_rows(
-    epilogue: &Epilogue,
-    a: &AOperand<'_>,
-    sample: &RowSample,
-    weights: &GateUp<'_>,
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<Vec<f64>, Error> {
-    Ok(bounded_rows(epilogue, a, sample, weights, progress)?.into_iter().map(|c| c.value).collect())
+/// Computes C in f64 for some rows of A: `sample.rows().len() · n` values, row-major.
+#[derive(Clone, Copy)]
+pub struct Reference<'a> {
+    /// A as the products see it.
+    pub a: &'a AOperand<'a>,
+    /// Which of its rows.
+    pub sample: &'a RowSample,
+    /// Is told how many features have been done since it was last called.
+    pub progress: &'a (dyn Fn(usize) + Sync),
 }
 
-/// As [`reference_rows`], with what a right result may be off by.
-///
-/// # Errors
-/// As there.
-pub fn bounded_rows(
-    epilogue: &Epilogue,
-    a: &AOperand<'_>,
-    sample: &RowSample,
-    weights: &GateUp<'_>,
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<Vec<Bounded>, Error> {
-    weights.check()?;
-    bounded_runs(epilogue, a, sample, weights.n(), &|run| Ok(weights.features(run)?), progress)
-}
+/// Each fails if weights cannot be read or do not belong together, or if K of A is another.
+impl<'a> Reference<'a> {
+    /// One that tells nobody of its progress.
+    pub fn new(a: &'a AOperand<'a>, sample: &'a RowSample) -> Self {
+        Self { a, sample, progress: &|_| () }
+    }
 
-/// As [`bounded_rows`], for weights of `n` features, a pair or a linear layer, that are read a run at a time: `features`
-/// is called once for each run, from several threads.
-///
-/// # Errors
-/// Hands on the errors of `features`; otherwise as [`bounded_rows`].
-pub fn bounded_runs<W>(
-    epilogue: &Epilogue,
-    a: &AOperand<'_>,
-    sample: &RowSample,
-    n: usize,
-    features: &(dyn Fn(Range<usize>) -> Result<W, Error> + Sync),
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<Vec<Bounded>, Error>
-where
-    W: Send,
-    for<'w> &'w W: Into<WeightRef<'w>>,
-{
-    product(epilogue, &rows_of(a, sample.rows()), n, features, progress)
+    /// C of gate and up.
+    pub fn values(&self, epilogue: &Epilogue, weights: &GateUp<'_>) -> Result<Vec<f64>, Error> {
+        Ok(self.bounded(epilogue, weights)?.into_iter().map(|c| c.value).collect())
+    }
+
+    /// As [`values`](Self::values), with what a right result may be off by.
+    pub fn bounded(&self, epilogue: &Epilogue, weights: &GateUp<'_>) -> Result<Vec<Bounded>, Error> {
+        weights.check()?;
+        self.runs(epilogue, weights.n(), &|run| Ok(weights.features(run)?))
+    }
+
+    /// As [`bounded`](Self::bounded), for weights of `n` features, a pair or a linear layer, that are read a run at a time:
+    /// `features` is called once for each run, from several threads.
+    pub fn runs<W>(
+        &self,
+        epilogue: &Epilogue,
+        n: usize,
+        features: &(dyn Fn(Range<usize>) -> Result<W, Error> + Sync),
+    ) -> Result<Vec<Bounded>, Error>
+    where
+        W: Send,
+        for<'w> &'w W: Into<WeightRef<'w>>,
+    {
+        product(epilogue, &rows_of(self.a, self.sample.rows()), n, features, self.progress)
+    }
+
+    /// Y of a whole MLP, as [`mlp_reference`](dualgemm_gemm::mlp_reference) has it; features of both products count. A dynamic
+    /// scale between them is that of all rows of A; then gate and up of all are computed.
+    pub fn mlp(&self, desc: &MlpDesc, mlp: &dyn MlpFeatures) -> Result<Vec<Bounded>, Error> {
+        let Self { a, sample, progress } = *self;
+        if !desc.gate_up.out.is_dynamic() {
+            return mlp_of(desc, &rows_of(a, sample.rows()), sample.rows().len(), |row| row, mlp, progress);
+        }
+        let all: Vec<usize> = (0..a.rows()).collect();
+        mlp_of(desc, &rows_of(a, &all), sample.rows().len(), |row| sample.rows()[row], mlp, progress)
+    }
+
+    /// Y of a mixture, as [`mixture_reference`](dualgemm_gemm::mixture_reference) has it, and the shared expert's besides:
+    /// experts that are `None` are computed elsewhere. Each expert is read once. Fails, too, if the routing has a number beyond
+    /// the experts.
+    pub fn mixture<E: MlpFeatures>(
+        &self,
+        desc: &MixtureDesc,
+        routing: Routing<'_>,
+        (experts, shared): (&[Option<E>], Option<&E>),
+    ) -> Result<Vec<Bounded>, Error> {
+        let Self { a, sample, progress } = *self;
+        let MixtureDesc { mlp, top_k, router, shared: shared_desc, .. } = desc;
+        routing.check(a.rows(), *top_k, experts.len())?;
+        let (tokens, n) = (rows_of(a, sample.rows()), mlp.down.n);
+        // The results of each choice of the sampled tokens, and which choices each expert has.
+        let mut results: Vec<Option<Vec<Bounded>>> = vec![None; tokens.len() * top_k];
+        let mut chosen: Vec<Vec<usize>> = vec![Vec::new(); experts.len()];
+        let at = |choice: usize| sample.rows()[choice / top_k] * top_k + choice % top_k;
+        for choice in 0..results.len() {
+            if let Ok(expert) = usize::try_from(routing.ids[at(choice)]) {
+                chosen[expert].push(choice);
+            }
+        }
+        for (expert, choices) in experts.iter().zip(&chosen) {
+            let Some(expert) = expert.as_ref().filter(|_| !choices.is_empty()) else { continue };
+            let row = |&choice: &usize| {
+                let (row, weight) = (&tokens[choice / top_k], routing.weights[at(choice)]);
+                match (router, a) {
+                    (RouterWeights::Input, AOperand::Float(a)) => {
+                        let scaled = |x: &Bounded| a.float_type().round(x.value as f32 * weight).into();
+                        row.iter().map(|x| Bounded::exact(scaled(x))).collect()
+                    }
+                    _ => row.clone(),
+                }
+            };
+            let rows: Vec<Vec<Bounded>> = choices.iter().map(row).collect();
+            let y = mlp_of(mlp, &rows, rows.len(), |row| row, expert, progress)?;
+            for (&choice, y) in choices.iter().zip(y.chunks(n)) {
+                results[choice] = Some(y.to_vec());
+            }
+        }
+        let mut sums = match shared_desc.as_ref().zip(shared) {
+            Some((desc, mlp)) => self.mlp(desc, mlp)?,
+            None => vec![Bounded::exact(0.0); tokens.len() * n],
+        };
+        for (choice, result) in results.iter().enumerate() {
+            let factor = if *router == RouterWeights::Output { routing.weights[at(choice)] } else { 1.0 };
+            let sums = &mut sums[choice / top_k * n..][..n];
+            for (sum, y) in sums.iter_mut().zip(result.iter().flatten()) {
+                *sum = sum.plus(y.times(factor.into()));
+            }
+        }
+        Ok(sums)
+    }
 }
 
 /// Where the weights of a whole MLP are, to be read a run of features at a time.
@@ -180,82 +240,6 @@ impl MlpFeatures for GatedMlp<'_> {
     fn down(&self, run: Range<usize>) -> Result<Linear<'_>, Error> {
         Ok(self.down.features(run)?)
     }
-}
-
-/// Y of a whole MLP for the sampled rows, as [`mlp_reference`](dualgemm_gemm::mlp_reference) has it. `progress` is told of
-/// features of both products. A dynamic scale between them is that of all rows of A; then gate and up of all are computed.
-///
-/// # Errors
-/// If weights cannot be read, do not belong together, or K of A is another.
-pub fn mlp_rows(
-    desc: &MlpDesc,
-    a: &AOperand<'_>,
-    sample: &RowSample,
-    mlp: &dyn MlpFeatures,
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<Vec<Bounded>, Error> {
-    if !desc.gate_up.out.is_dynamic() {
-        return mlp_of(desc, &rows_of(a, sample.rows()), sample.rows().len(), |row| row, mlp, progress);
-    }
-    let all: Vec<usize> = (0..a.rows()).collect();
-    mlp_of(desc, &rows_of(a, &all), sample.rows().len(), |row| sample.rows()[row], mlp, progress)
-}
-
-/// Y of a mixture for the sampled tokens, as [`mixture_reference`](dualgemm_gemm::mixture_reference) has it, and the shared
-/// expert's besides: experts that are `None` are computed elsewhere. Each expert is read once.
-///
-/// # Errors
-/// If weights cannot be read or do not belong together, K of A is another, or the routing has a number beyond the experts.
-pub fn mixture_rows<E: MlpFeatures>(
-    desc: &MixtureDesc,
-    a: &AOperand<'_>,
-    sample: &RowSample,
-    routing: Routing<'_>,
-    (experts, shared): (&[Option<E>], Option<&E>),
-    progress: &(dyn Fn(usize) + Sync),
-) -> Result<Vec<Bounded>, Error> {
-    let MixtureDesc { mlp, top_k, router, shared: shared_desc, .. } = desc;
-    routing.check(a.rows(), *top_k, experts.len())?;
-    let (tokens, n) = (rows_of(a, sample.rows()), mlp.down.n);
-    // The results of each choice of the sampled tokens, and which choices each expert has.
-    let mut results: Vec<Option<Vec<Bounded>>> = vec![None; tokens.len() * top_k];
-    let mut chosen: Vec<Vec<usize>> = vec![Vec::new(); experts.len()];
-    let at = |choice: usize| sample.rows()[choice / top_k] * top_k + choice % top_k;
-    for choice in 0..results.len() {
-        if let Ok(expert) = usize::try_from(routing.ids[at(choice)]) {
-            chosen[expert].push(choice);
-        }
-    }
-    for (expert, choices) in experts.iter().zip(&chosen) {
-        let Some(expert) = expert.as_ref().filter(|_| !choices.is_empty()) else { continue };
-        let row = |&choice: &usize| {
-            let (row, weight) = (&tokens[choice / top_k], routing.weights[at(choice)]);
-            match (router, a) {
-                (RouterWeights::Input, AOperand::Float(a)) => {
-                    let scaled = |x: &Bounded| a.float_type().round(x.value as f32 * weight).into();
-                    row.iter().map(|x| Bounded::exact(scaled(x))).collect()
-                }
-                _ => row.clone(),
-            }
-        };
-        let rows: Vec<Vec<Bounded>> = choices.iter().map(row).collect();
-        let y = mlp_of(mlp, &rows, rows.len(), |row| row, expert, progress)?;
-        for (&choice, y) in choices.iter().zip(y.chunks(n)) {
-            results[choice] = Some(y.to_vec());
-        }
-    }
-    let mut sums = match shared_desc.as_ref().zip(shared) {
-        Some((desc, mlp)) => mlp_rows(desc, a, sample, mlp, progress)?,
-        None => vec![Bounded::exact(0.0); tokens.len() * n],
-    };
-    for (choice, result) in results.iter().enumerate() {
-        let factor = if *router == RouterWeights::Output { routing.weights[at(choice)] } else { 1.0 };
-        let sums = &mut sums[choice / top_k * n..][..n];
-        for (sum, y) in sums.iter_mut().zip(result.iter().flatten()) {
-            *sum = sum.plus(y.times(factor.into()));
-        }
-    }
-    Ok(sums)
 }
 
 /// Y of an MLP for `count` of these rows, which `pick` names.
@@ -396,7 +380,8 @@ mod tests {
                 let tick = |n| {
                     done.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
                 };
-                let got = reference_rows(&epilogue, &a, &sample, &weights, &tick).unwrap();
+                let of = Reference { progress: &tick, ..Reference::new(&a, &sample) };
+                let got = of.values(&epilogue, &weights).unwrap();
                 assert_eq!(got, sample.pick(&whole, 150));
                 assert_eq!(done.into_inner(), 150);
             }
@@ -432,7 +417,7 @@ mod tests {
         );
         let a = AOperand::Quantized(quantized("a", 1, 16, ScaleLayout::Linear, 3));
         let error =
-            reference_rows(&Epilogue::default(), &a, &RowSample::all(1), &weights, &|_| ()).unwrap_err();
+            Reference::new(&a, &RowSample::all(1)).values(&Epilogue::default(), &weights).unwrap_err();
         assert_eq!(error.to_string(), "A is [1, 16]; the problem asks for K = 32, as gate has");
     }
 }

@@ -3,6 +3,7 @@
 /// An error of any layer. Its message names the tensor or argument, the rule and what would be valid.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// A file or its contents.
     #[error(transparent)]
@@ -16,45 +17,24 @@ pub enum Error {
     /// The CPU kernels.
     #[error(transparent)]
     Cpu(#[from] dualgemm_cpu::Error),
-    /// GPUs.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Gpu(#[from] dualgemm_plan::Error),
     /// A name that no device has.
     #[error("no device is called {found:?}; valid are cpu, {valid}")]
-    NoTarget {
-        /// The name asked for.
-        found: String,
-        /// Forms of names that there are.
-        valid: String,
-    },
+    NoTarget { found: String, valid: String },
     /// Weights that were packed for another kind of target than the plan's.
     #[error("these weights were packed for {weights}; the plan is for {plan}")]
-    OtherTarget {
-        /// Where the weights are.
-        weights: &'static str,
-        /// What the plan is for.
-        plan: &'static str,
-    },
+    OtherTarget { weights: &'static str, plan: &'static str },
     /// Device memory given to a plan for the processor.
     #[error("the plan is for the processor, which cannot read device memory")]
     NotOnGpu,
     /// What the kernels of GPUs do not do.
     #[error("{tensor} is {found}; on a GPU {expected} is needed")]
-    NotForGpu {
-        /// The operand or option.
-        tensor: &'static str,
-        /// What it is.
-        found: String,
-        /// What GPUs do.
-        expected: &'static str,
-    },
+    NotForGpu { tensor: &'static str, found: String, expected: &'static str },
     /// Several groups of rows with something that belongs to all of them.
     #[error("these groups of rows run one by one on a GPU, and {reason}")]
-    GroupsOnGpu {
-        /// What they would have to share, and what would do.
-        reason: &'static str,
-    },
+    GroupsOnGpu { reason: &'static str },
 }
 
 impl Error {

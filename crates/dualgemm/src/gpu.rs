@@ -33,38 +33,26 @@ pub enum GpuId {
     Sim(SimArch),
 }
 
-/// Architectures that the simulator has a card of.
-#[cfg(feature = "sim")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SimArch {
-    /// Hopper (H100).
-    Sm90a,
-    /// Blackwell (B200).
-    Sm100a,
-    /// Blackwell Ultra (B300).
-    Sm103a,
-    /// Blackwell workstation (RTX PRO 6000).
-    Sm120a,
-    /// DGX Spark (GB10).
-    Sm121a,
+dualgemm_formats::named! {
+    /// Architectures that the simulator has a card of.
+    #[cfg(feature = "sim")]
+    #[derive(PartialOrd, Ord)]
+    pub enum SimArch {
+        /// Hopper (H100).
+        Sm90a = "sm_90a",
+        /// Blackwell (B200).
+        Sm100a = "sm_100a",
+        /// Blackwell Ultra (B300).
+        Sm103a = "sm_103a",
+        /// Blackwell workstation (RTX PRO 6000).
+        Sm120a = "sm_120a",
+        /// DGX Spark (GB10).
+        Sm121a = "sm_121a",
+    }
 }
 
 #[cfg(feature = "sim")]
 impl SimArch {
-    /// Every one.
-    pub const ALL: [Self; 5] = [Self::Sm90a, Self::Sm100a, Self::Sm103a, Self::Sm120a, Self::Sm121a];
-
-    /// As PTX calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sm90a => "sm_90a",
-            Self::Sm100a => "sm_100a",
-            Self::Sm103a => "sm_103a",
-            Self::Sm120a => "sm_120a",
-            Self::Sm121a => "sm_121a",
-        }
-    }
-
     /// The simulated card, made the first time and then kept.
     fn open(self) -> &'static Gpu {
         static SIMULATED: Mutex<BTreeMap<SimArch, &'static Gpu>> = Mutex::new(BTreeMap::new());
@@ -134,9 +122,7 @@ impl FromStr for GpuId {
                 _ => Err(unknown()),
             },
             #[cfg(feature = "sim")]
-            ("sim", arch) => {
-                SimArch::ALL.into_iter().find(|a| a.name() == arch).map(Self::Sim).ok_or_else(unknown)
-            }
+            ("sim", arch) => SimArch::by_name(arch).map(Self::Sim).ok_or_else(unknown),
             _ => Err(unknown()),
         }
     }

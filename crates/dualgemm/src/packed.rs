@@ -96,7 +96,6 @@ impl PackedExperts {
         }
     }
 
-    /// Those on a GPU.
     #[cfg(feature = "cuda")]
     pub(crate) fn of(gpu: &'static Gpu, experts: DeviceExperts) -> Result<Self, Error> {
         let on_gpu = Arc::new(experts);

@@ -32,7 +32,6 @@ fn swiglu(options: &Options) -> SwiGlu {
     SwiGlu::new(&weights, options).unwrap()
 }
 
-/// Gate or up, decoded.
 fn decoded(gate: bool) -> Result<Tensor> {
     let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
     let weights = checkpoint.gate_up(0).unwrap();

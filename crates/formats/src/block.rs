@@ -7,20 +7,19 @@
 use crate::Error;
 use crate::scalar::{e4m3, ue8m0};
 
-/// A 4-bit block format. Both hold e2m1 codes; they differ in block length and scale type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BlockFormat {
-    /// 16 elements, one e4m3 scale, one f32 scale per tensor (NVIDIA).
-    Nvfp4,
-    /// 32 elements, one ue8m0 scale (OCP MX).
-    Mxfp4,
+crate::named! {
+    /// A 4-bit block format. Both hold e2m1 codes; they differ in block length and scale type.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum BlockFormat {
+        /// 16 elements, one e4m3 scale, one f32 scale per tensor (NVIDIA).
+        Nvfp4 = "nvfp4",
+        /// 32 elements, one ue8m0 scale (OCP MX).
+        Mxfp4 = "mxfp4",
+    }
 }
 
 impl BlockFormat {
-    /// Every block format.
-    pub const ALL: [Self; 2] = [Self::Nvfp4, Self::Mxfp4];
-
     /// Elements of K that share a scale.
     pub const fn block_len(self) -> usize {
         match self {
@@ -72,15 +71,6 @@ impl BlockFormat {
             Self::Nvfp4 => "0x00..=0x7e",
             Self::Mxfp4 => "0x00..=0xfe",
         }
-    }
-}
-
-impl std::fmt::Display for BlockFormat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Nvfp4 => "nvfp4",
-            Self::Mxfp4 => "mxfp4",
-        })
     }
 }
 

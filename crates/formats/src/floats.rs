@@ -115,22 +115,21 @@ impl<'a, T: Clone> Matrix<'a, T> {
     }
 }
 
-/// Element type of a [`FloatMatrix`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FloatType {
-    /// 32-bit.
-    F32,
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
+crate::named! {
+    /// Element type of a [`FloatMatrix`].
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum FloatType {
+        /// 32-bit.
+        F32 = "f32",
+        /// IEEE half.
+        F16 = "f16",
+        /// bfloat16.
+        Bf16 = "bf16",
+    }
 }
 
 impl FloatType {
-    /// Every float type.
-    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
-
     /// The nearest number of this type, ties to even; past the largest, infinity.
     pub fn round(self, x: f32) -> f32 {
         match self {

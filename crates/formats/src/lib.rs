@@ -24,6 +24,8 @@ pub mod floats;
 pub mod gguf;
 mod global_scale;
 pub mod gpumode;
+#[macro_use]
+mod named;
 pub mod quantize;
 pub mod scalar;
 pub mod scale_layout;

@@ -18,22 +18,21 @@
 //! <https://docs.nvidia.com/cuda/cublas/#d-block-scaling-factors-layout>; `Sf8x4`, `SfLayout.layout_8x4` in
 //! `flashinfer/fp4_quantization.py` of <https://github.com/flashinfer-ai/flashinfer>.
 
-/// How block scales are ordered in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScaleLayout {
-    /// Row-major `[rows, blocks]`, no padding.
-    Linear,
-    /// Atoms of 128 rows × 4 blocks, 512 bytes each.
-    Sf128x4,
-    /// Atoms of 8 rows × 4 blocks, 32 bytes each.
-    Sf8x4,
+crate::named! {
+    /// How block scales are ordered in memory.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ScaleLayout {
+        /// Row-major `[rows, blocks]`, no padding.
+        Linear = "linear",
+        /// Atoms of 128 rows × 4 blocks, 512 bytes each.
+        Sf128x4 = "128x4",
+        /// Atoms of 8 rows × 4 blocks, 32 bytes each.
+        Sf8x4 = "8x4",
+    }
 }
 
 impl ScaleLayout {
-    /// Every layout.
-    pub const ALL: [Self; 3] = [Self::Linear, Self::Sf128x4, Self::Sf8x4];
-
     /// Rows and blocks of an atom.
     pub(crate) const fn atom(self) -> (usize, usize) {
         match self {
@@ -92,20 +91,11 @@ impl ScaleLayout {
     }
 }
 
-impl std::fmt::Display for ScaleLayout {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Linear => "linear",
-            Self::Sf128x4 => "128x4",
-            Self::Sf8x4 => "8x4",
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// TransformerEngine#3048: floor where ceil is needed loses the second tile, which row 128 starts.
     #[test]
     fn check_values_of_128x4() {
         let at = |r, c| ScaleLayout::Sf128x4.offset(r, c, 29);
@@ -131,18 +121,6 @@ mod tests {
                         assert!(!std::mem::replace(&mut seen[layout.offset(r, c, blocks)], true));
                     }
                 }
-            }
-        }
-    }
-
-    #[test]
-    fn conversions_round_trip_and_zero_the_padding() {
-        for (rows, blocks) in [(1, 1), (33, 5), (130, 36), (200, 29)] {
-            let linear: Vec<u8> = (0..rows * blocks).map(|i| (i % 126) as u8 + 1).collect();
-            for to in ScaleLayout::ALL {
-                let there = ScaleLayout::Linear.convert(&linear, to, rows, blocks);
-                assert_eq!(there.iter().filter(|&&b| b != 0).count(), rows * blocks);
-                assert_eq!(to.convert(&there, ScaleLayout::Linear, rows, blocks), linear);
             }
         }
     }

@@ -144,6 +144,7 @@ mod tests {
         Error::NoRows { tensor: "w".into() }.to_string()
     }
 
+    /// vllm#49949: a split of K inside a block is an error that names K and the ranks.
     #[test]
     fn uneven_shards_are_refused() {
         let message = |r: Result<QuantizedMatrix<'_>, Error>| r.unwrap_err().to_string();

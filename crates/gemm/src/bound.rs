@@ -59,7 +59,6 @@ impl Bounded {
         6.0 * squares.sqrt()
     }
 
-    /// With an error more.
     pub(crate) fn off_by(self, error: f64) -> Self {
         Self { error: self.error + error, ..self }
     }

@@ -5,34 +5,25 @@ use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use crate::operands::WeightRef;
 use crate::{AOperand, Epilogue, Error};
 
-/// Element format of A.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AFormat {
-    /// 32-bit float.
-    F32,
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// e2m1 codes, an e4m3 scale per 16 elements of K, an f32 scale per tensor.
-    Nvfp4,
-    /// e2m1 codes, a ue8m0 scale per 32 elements of K.
-    Mxfp4,
+dualgemm_formats::named! {
+    /// Element format of A.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum AFormat {
+        /// 32-bit float.
+        F32 = "f32",
+        /// IEEE half.
+        F16 = "f16",
+        /// bfloat16.
+        Bf16 = "bf16",
+        /// e2m1 codes, an e4m3 scale per 16 elements of K, an f32 scale per tensor.
+        Nvfp4 = "nvfp4",
+        /// e2m1 codes, a ue8m0 scale per 32 elements of K.
+        Mxfp4 = "mxfp4",
+    }
 }
 
 impl AFormat {
-    /// The name that commands and reports use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Nvfp4 => "nvfp4",
-            Self::Mxfp4 => "mxfp4",
-        }
-    }
-
     /// The block format, if this is a quantized one.
     pub const fn block_format(self) -> Option<BlockFormat> {
         match self {
@@ -206,12 +197,6 @@ impl OutFormat {
     /// Whether the tensor scale comes from the values of C, and so is known when all are.
     pub const fn is_dynamic(self) -> bool {
         matches!(self, Self::Nvfp4 { global_scale: OutScale::Dynamic, .. })
-    }
-}
-
-impl std::fmt::Display for AFormat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -7,107 +7,46 @@ use crate::AFormat;
 /// A rule of the operation that a description or an operand breaks.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// A dimension without extent.
     #[error("{dim} is 0; it must be at least 1")]
-    ZeroDim {
-        /// M, N, K or batch.
-        dim: &'static str,
-    },
+    ZeroDim { dim: &'static str },
     /// An operand larger than any memory.
     #[error(
         "{tensor} [{rows}, {cols}]{} does not fit the memory; a smaller problem is needed",
         times(*batch)
     )]
-    TooLarge {
-        /// A, B or C.
-        tensor: &'static str,
-        /// How many of them.
-        batch: usize,
-        /// Rows of one.
-        rows: usize,
-        /// Columns of one.
-        cols: usize,
-    },
+    TooLarge { tensor: &'static str, batch: usize, rows: usize, cols: usize },
     /// A text that names no activation.
     #[error(
         "activation `{found}` is unknown; valid are silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], \
          swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu, relu2, identity, with finite numbers and positive limits"
     )]
-    UnknownActivation {
-        /// The text.
-        found: String,
-    },
-    /// A number of the epilogue that makes no function.
+    UnknownActivation { found: String },
     #[error("{function}: {number} is {value}; {valid} is needed")]
-    EpilogueNumber {
-        /// Activation or epilogue.
-        function: String,
-        /// Which number of it.
-        number: &'static str,
-        /// Its value.
-        value: f32,
-        /// What would do.
-        valid: &'static str,
-    },
+    EpilogueNumber { function: String, number: &'static str, value: f32, valid: &'static str },
     /// K does not hold a whole number of blocks.
     #[error("K = {k} is not a multiple of {}, the block length of {tensor} in {format}", format.block_len())]
-    KNotWholeBlocks {
-        /// A or B.
-        tensor: &'static str,
-        /// Its format.
-        format: BlockFormat,
-        /// K found.
-        k: usize,
-    },
+    KNotWholeBlocks { tensor: &'static str, format: BlockFormat, k: usize },
     /// N does not hold a whole number of blocks of a re-quantized C.
     #[error("N = {n} is not a multiple of 16, which nvfp4 output needs")]
-    NNotWholeBlocks {
-        /// N found.
-        n: usize,
-    },
+    NNotWholeBlocks { n: usize },
     /// Asked to quantize what is quantized already.
     #[error("A is {a} already; only f32, f16 or bf16 can be quantized on the way in")]
-    AlreadyQuantized {
-        /// Format of A.
-        a: AFormat,
-    },
+    AlreadyQuantized { a: AFormat },
     /// The two halves of the weights do not belong together.
     #[error("gate and up must have one format and shape, but {gate} and {up}")]
-    HalvesDiffer {
-        /// What gate is.
-        gate: String,
-        /// What up is.
-        up: String,
-    },
+    HalvesDiffer { gate: String, up: String },
     /// A bias of the wrong length.
     #[error("{tensor}: its bias has {found} values; N = {n} are needed")]
-    BiasLen {
-        /// The weight it belongs to.
-        tensor: String,
-        /// Values found.
-        found: usize,
-        /// Values needed.
-        n: usize,
-    },
+    BiasLen { tensor: String, found: usize, n: usize },
     /// An operand that the description does not describe.
     #[error("{tensor} is {found}; the problem asks for {expected}")]
-    Operand {
-        /// The operand.
-        tensor: String,
-        /// What it is.
-        found: String,
-        /// What the description wants.
-        expected: String,
-    },
+    Operand { tensor: String, found: String, expected: String },
     /// Two results of different size cannot be compared.
     #[error("cannot compare {found} values with {expected} reference values")]
-    CompareLen {
-        /// Values found.
-        found: usize,
-        /// Values of the reference.
-        expected: usize,
-    },
+    CompareLen { found: usize, expected: usize },
     /// Wrong bytes.
     #[error(transparent)]
     Format(#[from] dualgemm_formats::Error),

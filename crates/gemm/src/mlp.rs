@@ -64,15 +64,17 @@ pub struct GatedMlp<'a> {
     pub down: Linear<'a>,
 }
 
-/// Where the weights of a router go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RouterWeights {
-    /// Each expert's result is multiplied by its weight: most families.
-    #[default]
-    Output,
-    /// What goes into the expert is, rounded to the type of A: Llama 4.
-    Input,
+dualgemm_formats::named! {
+    /// Where the weights of a router go.
+    #[derive(Default, serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum RouterWeights {
+        /// Each expert's result is multiplied by its weight: most families.
+        #[default]
+        Output = "output",
+        /// What goes into the expert is, rounded to the type of A: Llama 4.
+        Input = "input",
+    }
 }
 
 /// Which experts each token goes to: `[tokens, top_k]` of both, row-major.

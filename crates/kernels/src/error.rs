@@ -10,7 +10,6 @@ pub enum Error {
     /// mxfp4 weights whose scales the pack cannot hold exactly.
     #[error("{tensor}: its mxfp4 scales span {found} octaves; the sm_90a pack holds at most {most}")]
     PackRange { tensor: String, found: u8, most: u8 },
-    /// A name that no configuration has.
     #[error("no configuration {found:?}; there are {valid}")]
     NoConfig { found: String, valid: String },
     /// A configuration that does not fit the architecture.

@@ -1,6 +1,7 @@
 //! One call on device memory: addresses only, so that making one costs nothing.
 
 use dualgemm_device::DevicePtr;
+use dualgemm_formats::BlockFormat;
 
 /// A in device memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,21 +14,14 @@ pub enum DeviceA {
         pitch: usize,
     },
     /// Quantized.
-    Nvfp4 {
+    Blocks {
+        /// To what.
+        format: BlockFormat,
         /// Dense codes, `[m, k / 2]`, at a multiple of 16 bytes.
         codes: DevicePtr,
         /// Block scales in the plan's order, whose padding may be anything.
         scales: DevicePtr,
-        /// The tensor scale, a multiplier.
-        global_scale: f32,
-    },
-    /// Quantized in blocks of 32.
-    Mxfp4 {
-        /// Dense codes, `[m, k / 2]`, at a multiple of 16 bytes.
-        codes: DevicePtr,
-        /// Block scales in the plan's order, whose padding may be anything.
-        scales: DevicePtr,
-        /// A tensor scale, a multiplier; 1 of what producers write.
+        /// The tensor scale, a multiplier; 1 of what producers write in mxfp4.
         global_scale: f32,
     },
 }
@@ -37,8 +31,7 @@ impl DeviceA {
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Float { .. } => "floats",
-            Self::Nvfp4 { .. } => "nvfp4",
-            Self::Mxfp4 { .. } => "mxfp4",
+            Self::Blocks { format, .. } => format.name(),
         }
     }
 }
@@ -105,11 +98,8 @@ impl DeviceCall {
     pub(crate) fn key(&self) -> [u64; 9] {
         let [a, b, c] = match self.a {
             DeviceA::Float { values, pitch } => [values.0, pitch as u64, 0],
-            DeviceA::Nvfp4 { codes, scales, global_scale } => {
-                [codes.0, scales.0, 1 << 32 | u64::from(global_scale.to_bits())]
-            }
-            DeviceA::Mxfp4 { codes, scales, global_scale } => {
-                [codes.0, scales.0, 2 << 32 | u64::from(global_scale.to_bits())]
+            DeviceA::Blocks { format, codes, scales, global_scale } => {
+                [codes.0, scales.0, (1 + format as u64) << 32 | u64::from(global_scale.to_bits())]
             }
         };
         let [d, e, f, g] = match self.c {

@@ -13,7 +13,6 @@ pub enum Error {
     /// Activations that no kernel multiplies.
     #[error("{reason}")]
     Activations { reason: String },
-    /// A name that no strategy has.
     #[error("no strategy is called {found:?}; there are {valid}")]
     NoStrategy { found: String, valid: String },
     /// A kernel configuration that a strategy does not have.
@@ -54,7 +53,6 @@ pub enum Error {
     /// A kernel that cannot be made or launched.
     #[error(transparent)]
     Kernel(#[from] dualgemm_kernels::Error),
-    /// What the device says.
     #[error(transparent)]
     Device(#[from] dualgemm_device::Error),
     /// A problem or its operands.

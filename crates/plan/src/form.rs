@@ -13,25 +13,27 @@ use dualgemm_kernels::sm90a::pack::{CHUNK_BYTES, CHUNK_K, CHUNK_ROWS};
 
 use crate::{Buffer, Error, Gpu};
 
-/// In which order a strategy reads weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WeightForm {
-    /// The fragment order of the fused kernels, 4.5 bits per weight.
-    Packed,
-    /// The same order, each matrix packed by itself.
-    PackedApart,
-    /// The same order, the only matrix of a linear layer.
-    PackedLinear,
-    /// As producers write them: rows of codes, linear scales.
-    Plain,
-    /// Rows of codes, scales in 128x4 atoms: what Blackwell's tensor cores read.
-    Atoms,
-    /// The same of the only matrix of a linear layer.
-    AtomsLinear,
-    /// Rounded to e4m3, 8 bits per weight, under one scale for each matrix that makes the largest value which its block
-    /// scales allow 448: six times the largest of them.
-    E4m3,
+dualgemm_formats::named! {
+    /// In which order a strategy reads weights.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum WeightForm {
+        /// The fragment order of the fused kernels, 4.5 bits per weight.
+        Packed = "packed",
+        /// The same order, each matrix packed by itself.
+        PackedApart = "packed apart",
+        /// The same order, the only matrix of a linear layer.
+        PackedLinear = "packed for a linear layer",
+        /// As producers write them: rows of codes, linear scales.
+        Plain = "plain",
+        /// Rows of codes, scales in 128x4 atoms: what Blackwell's tensor cores read.
+        Atoms = "rows of codes with 128x4 scales",
+        /// The same of the only matrix of a linear layer.
+        AtomsLinear = "rows of codes with 128x4 scales for a linear layer",
+        /// Rounded to e4m3, 8 bits per weight, under one scale for each matrix that makes the largest value which its block
+        /// scales allow 448: six times the largest of them.
+        E4m3 = "e4m3",
+    }
 }
 
 impl WeightForm {
@@ -52,20 +54,6 @@ impl WeightForm {
     /// The fragment order of the fused kernels of an operation.
     pub fn packed(op: Operation) -> Self {
         Self::Packed.of(op)
-    }
-}
-
-impl std::fmt::Display for WeightForm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Packed => "packed",
-            Self::PackedApart => "packed apart",
-            Self::PackedLinear => "packed for a linear layer",
-            Self::Plain => "plain",
-            Self::Atoms => "rows of codes with 128x4 scales",
-            Self::AtomsLinear => "rows of codes with 128x4 scales for a linear layer",
-            Self::E4m3 => "e4m3",
-        })
     }
 }
 
@@ -194,10 +182,7 @@ impl Parts {
         }
     }
 
-    /// The packs for an operation, behind each other.
-    ///
-    /// # Errors
-    /// If they are not packed for it; so do the others say.
+    /// The packs for an operation, behind each other. Fails if they are not packed for it; so do the others say.
     pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
         self.addresses(WeightForm::packed(op)).map(|[pack]| pack)
     }
@@ -243,16 +228,6 @@ impl Parts {
 mod tests {
     use super::*;
 
-    const FORMS: [WeightForm; 7] = [
-        WeightForm::Packed,
-        WeightForm::PackedApart,
-        WeightForm::PackedLinear,
-        WeightForm::Plain,
-        WeightForm::Atoms,
-        WeightForm::AtomsLinear,
-        WeightForm::E4m3,
-    ];
-
     fn gpu() -> &'static Gpu {
         Gpu::of(Arc::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default())))
     }
@@ -260,7 +235,7 @@ mod tests {
     #[test]
     fn each_of_several_pairs_is_where_all_of_them_have_it() {
         let gpu = gpu();
-        for form in FORMS {
+        for form in WeightForm::ALL {
             // Sizes whose parts are not multiples of 16 bytes by themselves, where an order does not pad.
             let layout = Layout::new((3, 16), BlockFormat::Nvfp4, form).unwrap();
             let all = Parts::new(gpu, layout, 4).unwrap();
@@ -305,7 +280,7 @@ mod tests {
             parts(WeightForm::Atoms).packed(Operation::GateUp).is_err()
                 && parts(WeightForm::E4m3).packed_apart().is_err()
         );
-        for form in FORMS {
+        for form in WeightForm::ALL {
             let takes_mxfp4 = Layout::new((3, 32), BlockFormat::Mxfp4, form).is_ok();
             assert_eq!(takes_mxfp4, !matches!(form, WeightForm::Plain | WeightForm::E4m3), "{form}");
         }

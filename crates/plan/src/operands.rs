@@ -118,10 +118,7 @@ impl Operands {
             Some(format) => {
                 let codes = self.a.ptr().offset((first * k / 2) as u64);
                 let scales = self.a_scales.ptr().offset((first * k / format.block_len()) as u64);
-                match format {
-                    BlockFormat::Nvfp4 => DeviceA::Nvfp4 { codes, scales, global_scale: a_scale },
-                    BlockFormat::Mxfp4 => DeviceA::Mxfp4 { codes, scales, global_scale: a_scale },
-                }
+                DeviceA::Blocks { format, codes, scales, global_scale: a_scale }
             }
         };
         let [scales, global_scale] = &self.c_scales;

@@ -45,10 +45,8 @@ use crate::{Buffer, DeviceA, Error, Gpu, GpuPlan};
 /// Blocks of a row that have their scales in one atom.
 const ATOM_BLOCKS: usize = 4;
 
-/// The float type that A is multiplied in: its own if that has 16 bits, otherwise f16, which holds nvfp4 exactly.
-///
-/// # Errors
-/// If A is f32 and not quantized: tensor cores have no f32, and rounding it is the caller's decision.
+/// The float type that A is multiplied in: its own if that has 16 bits, otherwise f16, which holds nvfp4 exactly. Fails
+/// if A is f32 and not quantized: tensor cores have no f32, and rounding it is the caller's decision.
 pub(crate) fn compute_type(desc: &DualGemmDesc) -> Result<FloatType, String> {
     match (desc.a_compute(), desc.a) {
         (AFormat::F16 | AFormat::Nvfp4, _) => Ok(FloatType::F16),
@@ -307,10 +305,8 @@ impl Prologue {
         })
     }
 
-    /// Lists their launches and says where A of `m` rows is then.
-    ///
-    /// # Errors
-    /// If A is not what the plan is for, or misaligned.
+    /// Lists their launches and says where A of `m` rows is then. Fails if A is not what the plan is for, or
+    /// misaligned.
     pub(crate) fn specs(
         &self,
         m: usize,
@@ -328,17 +324,14 @@ impl Prologue {
             (&Kind::Floats(half), DeviceA::Float { values, pitch }) => {
                 (Operand { pitch, ..rows(Format::Half(half), values, null) }, 1.0, null)
             }
-            (Kind::Codes, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
-                (rows(Format::Block(BlockFormat::Nvfp4), codes, scales), global_scale, null)
-            }
             (
-                Kind::Atoms { format: format @ BlockFormat::Nvfp4, to_atoms },
-                DeviceA::Nvfp4 { codes, mut scales, global_scale },
-            )
-            | (
-                Kind::Atoms { format: format @ BlockFormat::Mxfp4, to_atoms },
-                DeviceA::Mxfp4 { codes, mut scales, global_scale },
-            ) => {
+                Kind::Codes,
+                DeviceA::Blocks { format: format @ BlockFormat::Nvfp4, codes, scales, global_scale },
+            ) => (rows(Format::Block(format), codes, scales), global_scale, null),
+            (
+                Kind::Atoms { format: own, to_atoms },
+                DeviceA::Blocks { format, codes, mut scales, global_scale },
+            ) if *own == format => {
                 match to_atoms.of(groups) {
                     Some(kernel) => {
                         let to = self.reserve(count)?;
@@ -348,9 +341,12 @@ impl Prologue {
                     None if groups.is_some() => return Err(one_group()),
                     None => {}
                 }
-                (rows(Format::Block(*format), codes, scales), global_scale, null)
+                (rows(Format::Block(format), codes, scales), global_scale, null)
             }
-            (Kind::Expand { kernel, image, blocked }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
+            (
+                Kind::Expand { kernel, image, blocked },
+                DeviceA::Blocks { format: BlockFormat::Nvfp4, codes, scales, global_scale },
+            ) => {
                 let codes = Codes { m, k, codes, pitch: k / 2, scales };
                 let row = 128;
                 let pitch = if *blocked { m * row } else { self.pitch };

@@ -45,10 +45,7 @@ fn wrong<T>(found: String, expected: String) -> Result<T, Error> {
 }
 
 impl Uploads {
-    /// Weights to bring to these addresses.
-    ///
-    /// # Errors
-    /// If memory for what they are made of does not fit.
+    /// Weights to bring to these addresses. Fails if memory for what they are made of does not fit.
     pub(crate) fn new(gpu: &'static Gpu, layout: Layout, to: Vec<DevicePtr>) -> Result<Self, Error> {
         let (codes, scales) = (layout.n * layout.k / 2, layout.n * layout.blocks());
         let staged: &[usize] = match layout.form {
@@ -80,10 +77,7 @@ impl Uploads {
         all.try_into().ok()
     }
 
-    /// Takes the next features.
-    ///
-    /// # Errors
-    /// If they are not of these weights, or begin where no pack can be cut.
+    /// Takes the next features. Fails if they are not of these weights, or begin where no pack can be cut.
     pub(crate) fn add(&mut self, run: &GateUp<'_>) -> Result<(), Error> {
         run.check()?;
         let (Layout { n, k, format, form }, first) = (self.layout, self.done);
@@ -145,10 +139,8 @@ impl Uploads {
         Ok(())
     }
 
-    /// Makes the parts, when all runs have come. Waits for the device where a kernel does it.
-    ///
-    /// # Errors
-    /// If features are missing.
+    /// Makes the parts, when all runs have come. Waits for the device where a kernel does it. Fails if features are
+    /// missing.
     pub(crate) fn finish(self) -> Result<Extras, Error> {
         let (rows, Self { gpu, layout, to, largest, bias, .. }) = (self.rows(), &self);
         let &Layout { n, k, .. } = layout;
@@ -183,10 +175,7 @@ impl Uploads {
     }
 }
 
-/// The layout of a linear layer in an order.
-///
-/// # Errors
-/// If the order is one of pairs.
+/// The layout of a linear layer in an order. Fails if the order is one of pairs.
 pub(crate) fn linear_layout(layer: &Linear<'_>, form: WeightForm) -> Result<Layout, Error> {
     match form.is_linear() {
         true => Layout::new((layer.n(), layer.k()), layer.weight.format(), form),
@@ -194,10 +183,8 @@ pub(crate) fn linear_layout(layer: &Linear<'_>, form: WeightForm) -> Result<Layo
     }
 }
 
-/// Brings a linear layer into an order and copies it to its parts.
-///
-/// # Errors
-/// If the bias has another length, a scale is NaN or negative, or scales of mxfp4 are too far apart for the pack.
+/// Brings a linear layer into an order and copies it to its parts. Fails if the bias has another length, a scale is NaN
+/// or negative, or scales of mxfp4 are too far apart for the pack.
 pub(crate) fn put_linear(
     gpu: &'static Gpu,
     layer: &Linear<'_>,

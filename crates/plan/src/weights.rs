@@ -82,7 +82,6 @@ macro_rules! impl_parts {
                 self.parts.bytes()
             }
 
-            /// Where they are.
             pub(crate) fn parts(&self) -> &Parts {
                 &self.parts
             }
@@ -227,10 +226,8 @@ impl DeviceWeights {
     }
 
     /// The same weights in packed order. Rows of codes are packed when that is first asked for, and both are kept: on
-    /// Blackwell not every A is multiplied by kernels that read rows.
-    ///
-    /// # Errors
-    /// If the pack does not fit, or mxfp4 scales are too far apart for it.
+    /// Blackwell not every A is multiplied by kernels that read rows. Fails if the pack does not fit, or mxfp4 scales
+    /// are too far apart for it.
     pub(crate) fn packed_too(&self, gpu: &'static Gpu) -> Result<&Self, Error> {
         if !matches!(self.form(), WeightForm::Atoms | WeightForm::AtomsLinear) {
             return Ok(self);

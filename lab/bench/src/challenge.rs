@@ -118,10 +118,8 @@ pub struct Case {
     pub b2: QuantizedMatrix<'static>,
 }
 
-/// Operands as the task makes them ([`CodeSet::Masked`]), or over the whole format ([`CodeSet::Full`]).
-///
-/// # Errors
-/// If K is not a multiple of 16.
+/// Operands as the task makes them ([`CodeSet::Masked`]), or over the whole format ([`CodeSet::Full`]). Fails if K is
+/// not a multiple of 16.
 pub fn generate(shape: Shape, seed: u64, codes: CodeSet) -> Result<Case, Error> {
     let mut inputs = Inputs::seeded(seed);
     let mut matrix = |name, rows| {

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
-    /// An unknown shape set.
     #[error("no shape set is called `{name}`; there are: {known}")]
     UnknownShapeSet { name: String, known: String },
     /// A plot in a format that is not drawn.
@@ -18,7 +17,6 @@ pub enum Error {
         "this build draws no plots (feature `plot` of dualgemm-cli); in Python, dualgemm.plot.roofline(report) does, by matplotlib"
     )]
     NoPlots,
-    /// Nothing to plot.
     #[error("there is no measurement to plot")]
     NothingToPlot,
     /// Drawing failed.

@@ -43,10 +43,8 @@ impl Inputs {
         (self.rng.next_u32() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// A dense matrix with linear scales. mxfp4 scales are powers of two from 2⁻⁸ to 2⁷ whatever the scale set.
-    ///
-    /// # Errors
-    /// If K is not a whole number of blocks or there is no row.
+    /// A dense matrix with linear scales. mxfp4 scales are powers of two from 2⁻⁸ to 2⁷ whatever the scale set. Fails
+    /// if K is not a whole number of blocks or there is no row.
     pub fn quantized(
         &mut self,
         name: &str,
@@ -102,9 +100,7 @@ impl Inputs {
     }
 
     /// A dense float matrix whose values look like activations: the sum of four uniforms, scaled to unit variance.
-    ///
-    /// # Errors
-    /// If there is no row.
+    /// Fails if there is no row.
     pub fn floats(
         &mut self,
         name: &str,

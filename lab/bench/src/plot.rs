@@ -11,19 +11,15 @@ use crate::{Error, Report};
 
 const SIZE: (u32, u32) = (960, 600);
 
-/// The format of a plot by the name of its file, `svg` or `png`: to be asked before what is plotted is measured.
-///
-/// # Errors
-/// If the name ends otherwise.
+/// The format of a plot by the name of its file, `svg` or `png`: to be asked before what is plotted is measured. Fails
+/// if the name ends otherwise.
 pub fn format(path: &Path) -> Result<&str, Error> {
     let extension = path.extension().and_then(|e| e.to_str()).filter(|e| ["svg", "png"].contains(e));
     extension.ok_or_else(|| Error::PlotFormat { path: path.into() })
 }
 
-/// Draws a report as `.svg` or `.png`, by the name of the file. The file appears whole or not at all.
-///
-/// # Errors
-/// If the name ends otherwise, there is nothing to draw, or the file cannot be written.
+/// Draws a report as `.svg` or `.png`, by the name of the file. The file appears whole or not at all. Fails if the name
+/// ends otherwise, there is nothing to draw, or the file cannot be written.
 pub fn roofline(report: &Report, path: &Path) -> Result<(), Error> {
     if report.rows.is_empty() {
         return Err(Error::NothingToPlot);

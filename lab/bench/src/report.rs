@@ -217,7 +217,6 @@ impl Report {
         ])
     }
 
-    /// The same with these columns.
     fn csv(&self, columns: &[Column<'_>]) -> String {
         let header = columns.iter().map(|(head, _)| (*head).to_string()).collect();
         let rows = self.rows.iter().map(|row| columns.iter().map(|(_, cell)| csv_field(cell(row))).collect());

@@ -99,10 +99,8 @@ impl Slots {
     }
 }
 
-/// The file for an architecture and these shapes.
-///
-/// # Errors
-/// If there is no export for the architecture, or a kernel refuses a shape.
+/// The file for an architecture and these shapes. Fails if there is no export for the architecture, or a kernel refuses
+/// a shape.
 pub fn submission(target: Target, shapes: &[Shape]) -> Result<Submission, Error> {
     let record = match target {
         Target::Sm100a => blackwell,

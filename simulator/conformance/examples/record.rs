@@ -51,7 +51,6 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the draft is and gives.
 fn record(draft: Draft) -> Result<Record, String> {
     let case =
         conformance::load(&draft.name, &draft.text.replace(BLANK, "= #0")).map_err(|e| e.to_string())?;

@@ -48,23 +48,13 @@ impl fmt::Display for Fate {
 
 /// Why a host program cannot be mutated.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum HostError {
-    /// It fails as it is.
     #[error("the program fails before anything is changed (seed {seed}): {reason}")]
-    Fails {
-        /// The seed.
-        seed: u64,
-        /// What was said.
-        reason: String,
-    },
+    Fails { seed: u64, reason: String },
     /// It loads fewer modules.
     #[error("the program loads {loaded} modules; number {asked}, counted from 0, will be edited")]
-    NoModule {
-        /// How many it loads.
-        loaded: usize,
-        /// The number asked for.
-        asked: usize,
-    },
+    NoModule { loaded: usize, asked: usize },
     /// Its result depends on the seed.
     #[error("the program's result under seed {0} is another than under the first")]
     Varies(u64),
@@ -82,10 +72,7 @@ pub struct Host<'r> {
 
 impl<'r> Host<'r> {
     /// Runs the program as it is, under each of the seeds. Of the modules that it loads, number `module` is the one that
-    /// is edited, and those with the same text.
-    ///
-    /// # Errors
-    /// If it fails, returns different results, or loads fewer modules.
+    /// is edited, and those with the same text. Fails if it fails, returns different results, or loads fewer modules.
     pub fn new(
         module: usize,
         config: Config,

@@ -118,7 +118,6 @@ fn plain(root: &str, modifiers: &[&str], operands: Vec<Operand>) -> Instruction 
     Instruction { line: Line::default(), guard: None, root: root.into(), modifiers, operands }
 }
 
-/// The list of statements at a path.
 fn inner<'l>(list: &'l mut Vec<Statement>, path: &[usize]) -> Option<&'l mut Vec<Statement>> {
     let Some((&first, rest)) = path.split_first() else { return Some(list) };
     match list.get_mut(first) {

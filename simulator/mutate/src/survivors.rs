@@ -41,32 +41,18 @@ pub enum BadLine {
         "line {line} of the survivors has {found} columns; it needs 2, a key and a reason, or 4: kernel, mutation, text, \
          key, separated by tabs"
     )]
-    Columns {
-        /// Its number.
-        line: usize,
-        /// How many it has.
-        found: usize,
-    },
+    Columns { line: usize, found: usize },
     /// No reason before it has its key.
     #[error("line {line} of the survivors has the key `{key}`; the reasons above it are {known}")]
-    Key {
-        /// Its number.
-        line: usize,
-        /// The key.
-        key: String,
-        /// Those that there are.
-        known: String,
-    },
+    Key { line: usize, key: String, known: String },
     /// No line has the key of a reason.
     #[error("no line of the survivors has the reason `{0}`")]
     Unused(String),
 }
 
 impl Survivors {
-    /// Reads the list. Lines that start with `#` are comments.
-    ///
-    /// # Errors
-    /// If a line has another number of columns, or an empty one, or a key that no reason has; if a reason is not used.
+    /// Reads the list. Lines that start with `#` are comments. Fails if a line has another number of columns, or an
+    /// empty one, or a key that no reason has; if a reason is not used.
     pub fn parse(text: &str) -> Result<Survivors, BadLine> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let (mut reasons, mut rows) = (BTreeMap::new(), Vec::new());

@@ -84,7 +84,6 @@ pub(crate) fn is_wait_loop(statements: &[Statement]) -> bool {
     target(last) == Some(label) && last.guard.is_some() && plain && inner.len() < 6 && inner.iter().any(polls)
 }
 
-/// The registers that an operand names.
 fn registers<'a>(operand: &'a Operand, visit: &mut impl FnMut(&'a str)) {
     use dualgemm_ptx::ast::AddressBase;
     match operand {

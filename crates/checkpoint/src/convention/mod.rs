@@ -164,10 +164,7 @@ impl Convention {
         format!("{module}{}", suffix.map_or("", |(s, _)| s))
     }
 
-    /// The convention that the files declare.
-    ///
-    /// # Errors
-    /// If nothing declares one, or several things declare different ones.
+    /// The convention that the files declare. Fails if nothing declares one, or several things declare different ones.
     pub(crate) fn detect(evidence: &Evidence<'_>) -> Result<&'static Self, Error> {
         let found: Vec<(&'static Self, String)> =
             CONVENTIONS.iter().filter_map(|&c| (c.detect)(evidence).map(|why| (c, why))).collect();

@@ -127,7 +127,6 @@ pub(crate) enum Clamp {
 /// What holds where an entry with a limit is missing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Absent {
-    /// There is no limit.
     NoLimit,
     /// The family's own limit.
     Is(f32),

@@ -81,29 +81,17 @@ pub struct Model<'a> {
     pub mlp_only: bool,
 }
 
-/// A convention that can be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Output {
-    /// A directory with `config.json` and `hf_quant_config.json`, or one `.safetensors` file.
-    Modelopt,
-    /// A directory with `config.json`, or one `.safetensors` file.
-    CompressedTensors,
-    /// One `.gguf` file.
-    Gguf,
-}
-
-impl Output {
-    /// Every output.
-    pub const ALL: [Self; 3] = [Self::Modelopt, Self::CompressedTensors, Self::Gguf];
-
-    /// Name of the convention.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Modelopt => "modelopt",
-            Self::CompressedTensors => "compressed-tensors",
-            Self::Gguf => "gguf",
-        }
+dualgemm_formats::named! {
+    /// A convention that can be written.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Output {
+        /// A directory with `config.json` and `hf_quant_config.json`, or one `.safetensors` file.
+        Modelopt = "modelopt",
+        /// A directory with `config.json`, or one `.safetensors` file.
+        CompressedTensors = "compressed-tensors",
+        /// One `.gguf` file.
+        Gguf = "gguf",
     }
 }
 
@@ -111,7 +99,7 @@ impl FromStr for Output {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|o| o.name() == s).ok_or_else(|| Error::Name {
+        Self::by_name(s).ok_or_else(|| Error::Name {
             what: "output convention",
             found: s.into(),
             valid: list(Self::ALL.map(Self::name)),

@@ -57,7 +57,6 @@ fn stored(scales: bool, words: &[&str]) -> Vec<u8> {
     words[0].split('+').flat_map(one).collect()
 }
 
-/// A weight in blocks of GGUF.
 pub fn gguf_blocks(w: &Weight) -> (Dtype, Vec<u8>) {
     if w.block == 16 {
         let blocks = gguf::from_matrix(&w.matrix("w", 1.0)).unwrap();
@@ -297,7 +296,7 @@ impl Case {
         let whole = output.strip_prefix("whole-");
         let (output, name) =
             whole.unwrap_or(output).split_once('/').unwrap_or((whole.unwrap_or(output), "m"));
-        let output = Output::ALL.into_iter().find(|of| of.name() == output).unwrap();
+        let output = Output::by_name(output).unwrap();
         let path = dir.path().join(if output == Output::Gguf { "m.gguf" } else { name });
         let report = self.open().and_then(|c| {
             // Of GGUF the MLPs alone are read, and only they are asked for.

@@ -316,7 +316,6 @@ pub fn assert_mlp(c: &Checkpoint, scales: [f32; 2], input: Option<f32>) {
     assert_eq!(input_scales(c).unwrap().map(|(g, _)| g.value()), input);
 }
 
-/// Gate and up of an expert.
 pub fn expert(c: &Checkpoint, layer: usize, expert: usize) -> Result<GateUp<'_>, Error> {
     c.gate_up_source(layer, Which::Expert(expert))?.read()
 }
@@ -396,19 +395,16 @@ pub fn local_activations() -> Value {
     json!({ "num_bits": 4, "type": "float", "group_size": 16, "dynamic": "local" })
 }
 
-/// That a text has this part.
 #[track_caller]
 pub fn assert_has(text: &str, part: &str) {
     assert!(text.contains(part), "{text}\nhas no\n{part}");
 }
 
-/// That a text starts so.
 #[track_caller]
 pub fn assert_starts(text: &str, start: &str) {
     assert!(text.starts_with(start), "{text}\ndoes not start with\n{start}");
 }
 
-/// That a text ends so.
 #[track_caller]
 pub fn assert_ends(text: &str, end: &str) {
     assert!(text.ends_with(end), "{text}\ndoes not end with\n{end}");

@@ -81,7 +81,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// Converts.
 pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     let checkpoint = layer::open(&args.input, &args.read, None)?;
     let is_gguf = checkpoint.files().gguf_metadata().is_some();

@@ -63,93 +63,54 @@ struct Report {
     markdown: bool,
 }
 
-const HEADER: [&str; 16] = [
-    "M, N, K",
-    "tile",
-    "CTAs",
-    "waves",
-    "steps",
-    "bytes per step",
-    "fill, ns",
-    "products, clk",
-    "products, ns",
-    "exchange, µs",
-    "TMEM columns",
-    "kernel, µs",
-    "light, µs",
-    "× light",
-    "with launch, µs",
-    "best public, µs",
+/// A heading, whether text has room for the column, and what a row says there.
+type Column = (&'static str, bool, fn(&Row) -> String);
+
+const COLUMNS: [Column; 16] = [
+    ("M, N, K", true, |r| format!("{}x{}x{}", r.m, r.n, r.k)),
+    ("tile", true, |r| r.estimate.kernel.trim_start_matches("sm100a_fused_").into()),
+    ("CTAs", true, |r| r.estimate.ctas.to_string()),
+    ("waves", false, |r| r.estimate.waves.to_string()),
+    ("steps", true, |r| format!("{} of {}", r.estimate.steps, r.estimate.step_k)),
+    ("bytes per step", false, |r| r.estimate.step_bytes.to_string()),
+    ("fill, ns", true, |r| format!("{:.0}", r.estimate.fill_ns)),
+    ("products, clk", false, |r| r.estimate.multiply_clocks.to_string()),
+    ("products, ns", true, |r| format!("{:.0}", r.estimate.multiply_ns)),
+    ("exchange, µs", true, |r| format!("{:.1}", r.estimate.exchange_us)),
+    ("TMEM columns", false, |r| r.estimate.tmem_columns.to_string()),
+    ("kernel, µs", true, |r| format!("{:.1}", r.kernel_us)),
+    ("light, µs", true, |r| or_none(r.speed_of_light_us, 1)),
+    ("× light", true, |r| or_none(r.speed_of_light_us.map(|light| r.kernel_us / light), 2)),
+    ("with launch, µs", true, |r| format!("{:.1}", r.total_us)),
+    ("best public, µs", true, |r| or_none(r.best_public_us, 1)),
 ];
 
-/// Columns that text leaves out.
-const WIDE: [&str; 4] = ["waves", "bytes per step", "products, clk", "TMEM columns"];
-
-impl Row {
-    fn cells(&self) -> [String; 16] {
-        let e = &self.estimate;
-        let or_none = |value: Option<f64>, digits: usize| {
-            value.map_or_else(|| "-".to_string(), |value| format!("{value:.digits$}"))
-        };
-        let times = self.speed_of_light_us.map(|light| self.kernel_us / light);
-        [
-            format!("{}x{}x{}", self.m, self.n, self.k),
-            e.kernel.trim_start_matches("sm100a_fused_").into(),
-            e.ctas.to_string(),
-            e.waves.to_string(),
-            format!("{} of {}", e.steps, e.step_k),
-            e.step_bytes.to_string(),
-            format!("{:.0}", e.fill_ns),
-            e.multiply_clocks.to_string(),
-            format!("{:.0}", e.multiply_ns),
-            format!("{:.1}", e.exchange_us),
-            e.tmem_columns.to_string(),
-            format!("{:.1}", self.kernel_us),
-            or_none(self.speed_of_light_us, 1),
-            or_none(times, 2),
-            format!("{:.1}", self.total_us),
-            or_none(self.best_public_us, 1),
-        ]
-    }
+fn or_none(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_string(), |value| format!("{value:.digits$}"))
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.markdown {
-            let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
-            writeln!(f, "{}", line(&HEADER.map(String::from)))?;
-            writeln!(f, "{}", "|---".repeat(HEADER.len()) + "|")?;
-            return self.shapes.iter().try_for_each(|row| writeln!(f, "{}", line(&row.cells())));
+            let line = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
+            writeln!(f, "{}", line(COLUMNS.map(|(heading, ..)| heading.into()).into()))?;
+            writeln!(f, "{}", "|---".repeat(COLUMNS.len()) + "|")?;
+            let cells = |row: &Row| COLUMNS.map(|(.., cell)| cell(row)).into();
+            return self.shapes.iter().try_for_each(|row| writeln!(f, "{}", line(cells(row))));
         }
         writeln!(f, "{}: estimates, nothing here was measured", self.card)?;
         // What fits a terminal; JSON and Markdown have the rest.
-        let narrow = HEADER.map(|heading| !WIDE.contains(&heading));
-        let shown = |cells: [String; 16]| {
-            cells.into_iter().zip(narrow).filter(|(_, shown)| *shown).map(|(cell, _)| cell)
-        };
-        let mut table =
-            Table::new(&HEADER.into_iter().filter(|heading| !WIDE.contains(heading)).collect::<Vec<_>>());
-        self.shapes.iter().for_each(|row| table.row(shown(row.cells())));
-        write!(f, "{table}")?;
-        writeln!(
+        let shown = || COLUMNS.iter().filter(|(_, shown, _)| *shown);
+        let mut table = Table::new(&shown().map(|(heading, ..)| *heading).collect::<Vec<_>>());
+        self.shapes.iter().for_each(|row| table.row(shown().map(|(.., cell)| cell(row))));
+        write!(
             f,
-            "fill = bytes / {FILL} B/ns; products = 4 · 128 · columns · K of a step / {MULTIPLY} FLOP/ns"
-        )?;
-        writeln!(
-            f,
-            "kernel = the larger of waves · steps · the larger of both and all bytes / {MEMORY} B/ns, and the exchange;"
-        )?;
-        writeln!(
-            f,
-            "  beside a 16-bit A products take four times as long, and a step no less than widening its weights"
-        )?;
-        writeln!(
-            f,
-            "exchange of CTAs that split K = {EXCHANGE_US} µs + bytes of sums / {EXCHANGE} B/ns; with launch adds {LAUNCH_US} µs,"
-        )?;
-        writeln!(
-            f,
-            "  what the task's harness times besides; light is the task's speed of light, a bound that it states"
+            "{table}\
+             fill = bytes / {FILL} B/ns; products = 4 · 128 · columns · K of a step / {MULTIPLY} FLOP/ns\n\
+             kernel = the larger of waves · steps · the larger of both and all bytes / {MEMORY} B/ns, and the exchange;\n\
+             \x20 beside a 16-bit A products take four times as long, and a step no less than widening its weights\n\
+             exchange of CTAs that split K = {EXCHANGE_US} µs + bytes of sums / {EXCHANGE} B/ns; with launch adds {LAUNCH_US} µs,\n\
+             \x20 what the task's harness times besides; light is the task's speed of light, a bound that it states\n"
         )?;
         for row in &self.shapes {
             let Some((light, best)) = row.speed_of_light_us.zip(row.best_public_us) else { continue };
@@ -192,7 +153,6 @@ fn check(shape: Shape, config: Option<&Config>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Estimates.
 pub fn run(args: &EstimateArgs, output: &Output) -> anyhow::Result<Verdict> {
     let ranked = RANKED.map(|ranked| ranked.shape);
     let shapes = if args.shape.is_empty() { &ranked[..] } else { &args.shape };

@@ -312,7 +312,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// Lists.
 pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
     let checkpoint = layer::open(&args.checkpoint, &args.read, None)?;
     let infos = checkpoint.mlps();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
-use dualgemm::check::{RowSample, reference_rate};
+use dualgemm::check::{Reference, RowSample, reference_rate};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::CpuOptions;
 use dualgemm::device::Device as _;
@@ -301,7 +301,7 @@ pub(super) fn reference(
             checkpoint.files().release_pages();
         }
     };
-    let want = operation.reference(problem, &a, sample, &progress)?;
+    let want = operation.reference(problem, Reference { a: &a, sample, progress: &progress })?;
     bar.finish_and_clear();
     Ok(want)
 }

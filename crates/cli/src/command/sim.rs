@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use dualgemm::SimArch;
-use dualgemm::check::{RowSample, bounded_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp};
 use dualgemm::strategies::blackwell::Estimate;
@@ -176,7 +176,7 @@ impl fmt::Display for Report {
 
 /// The card that an architecture is simulated as.
 fn card_of(arch: &str) -> Option<Card> {
-    SimArch::ALL.into_iter().find(|known| known.name() == arch).map(SimArch::card)
+    SimArch::by_name(arch).map(SimArch::card)
 }
 
 /// The configuration that was asked for, or the one whose tile fits M.
@@ -273,7 +273,8 @@ fn finished(
     let tolerance = Tolerance::bounded(AFormat::F16, &epilogue);
     let bar = output.progress("reference", weights.n());
     let count = |done: usize| bar.inc(done as u64);
-    let want = bounded_rows(&epilogue, a, &RowSample::all(a.rows()), weights, &count)?;
+    let all = RowSample::all(a.rows());
+    let want = Reference { a, sample: &all, progress: &count }.bounded(&epilogue, weights)?;
     bar.finish_and_clear();
     let comparison = Comparison::new(&got, &want, weights.n())?;
     let report = LaunchReport::new(&launched, None);

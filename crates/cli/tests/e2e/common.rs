@@ -21,7 +21,6 @@ pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14").join(name)
 }
 
-/// A line with the names of files filled in.
 pub fn filled(dir: &Path, line: &str) -> String {
     let names = [
         ("{ckpt}", "modelopt-nvfp4"),

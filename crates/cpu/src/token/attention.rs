@@ -22,7 +22,6 @@ use crate::w4a16::{Pairs, Vector, for_rows};
 /// Tokens whose scores are computed before their values are added.
 const BLOCK: usize = 128;
 
-/// Queries that go together.
 const QUERIES: usize = 4;
 
 /// Products that a thread does in less time than others take to wake.

@@ -45,7 +45,6 @@ pub(super) struct Place {
 #[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
 #[repr(C)]
 pub(super) struct Rest {
-    /// The rest.
     pub(super) value: f32,
     /// Row of the tile, k of the block.
     at: [u16; 2],
@@ -68,9 +67,7 @@ impl Rest {
 
 /// One block of K of a tile, to be written into `out`: `BLOCK_K` or fewer words per row. The result says how.
 pub(super) struct Write<'a> {
-    /// A.
     pub(super) a: &'a FloatMatrix<'a>,
-    /// Rows of A.
     pub(super) rows: RowsOfA<'a>,
     /// First k.
     pub(super) first: usize,

@@ -61,7 +61,6 @@ pub(super) struct Task<'a> {
     pub(super) packed: &'a [u8],
     /// Bytes from panel to panel.
     pub(super) panel_stride: usize,
-    /// Number of panels.
     pub(super) panels: usize,
     /// Number of chunks of each panel.
     pub(super) chunks: usize,
@@ -69,7 +68,6 @@ pub(super) struct Task<'a> {
     pub(super) a: &'a [f32],
     /// How each block of them is written.
     pub(super) layouts: &'a [Layout],
-    /// Number of rows.
     pub(super) rows: usize,
     /// `[panels][rows][32]` sums.
     pub(super) sums: &'a mut [f32],

@@ -16,7 +16,6 @@ use crate::tile::TILE_COLS;
 /// Most features that are decoded at a time.
 const MAX_WIDTH: usize = 32;
 
-/// Chunks of a block.
 const CHUNKS: usize = BLOCK_K / CHUNK_K;
 
 /// Room for decoded weights.
@@ -39,7 +38,6 @@ pub(super) struct Block {
     pub(super) chunks: usize,
     /// First feature of the panel that is multiplied.
     pub(super) column: usize,
-    /// Rows.
     pub(super) rows: usize,
     /// Activations, as [`blocks`](super::blocks) writes them.
     pub(super) a: *const f32,

@@ -27,7 +27,6 @@ use crate::tile::TILE_COLS;
 const USUAL_SCALES: std::ops::RangeInclusive<u8> =
     (127 + 3 - 126 - *EXPONENTS.start()) as u8..=(127 + 3 + 127 - *EXPONENTS.end()) as u8;
 
-/// Pairs of a chunk.
 const PAIRS: usize = CHUNK_K / 2;
 
 /// The operations on pairs of 16-bit integers, of `Floats::LANES` features: each instruction set implements them once.

@@ -126,13 +126,10 @@ impl Source<'_> {
 
 /// Writes the same chunks of an A in nvfp4 into `out` for [`tiles`]: doubled codes times their scales, which are bf16.
 pub(super) struct PrepareTiles<'a> {
-    /// A.
     pub(super) a: &'a Source<'a>,
-    /// Rows of A.
     pub(super) rows: RowsOfA<'a>,
     /// Chunks of K: blocks of [`tiles::BLOCK_K`] and what is left at the end.
     pub(super) chunks: Range<usize>,
-    /// Where they go.
     pub(super) out: &'a mut [u16],
 }
 
@@ -160,13 +157,10 @@ impl Work for PrepareTiles<'_> {
 
 /// Fills `out`, `[chunks][rows of the tile]`, with chunks of the tile's rows.
 pub(super) struct Prepare<'a> {
-    /// A.
     pub(super) a: &'a Source<'a>,
-    /// Rows of A.
     pub(super) rows: RowsOfA<'a>,
     /// Chunks of K.
     pub(super) chunks: Range<usize>,
-    /// Where the blocks go.
     pub(super) out: &'a mut [Block],
 }
 

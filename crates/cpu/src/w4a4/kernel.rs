@@ -44,13 +44,11 @@ pub(super) struct Task<'a> {
     pub(super) packed: &'a [u8],
     /// Bytes from panel to panel.
     pub(super) panel_stride: usize,
-    /// Number of panels.
     pub(super) panels: usize,
     /// Number of chunks of each panel.
     pub(super) chunks: usize,
     /// Activations, `[chunks][rows]`.
     pub(super) blocks: &'a [Block],
-    /// Number of rows.
     pub(super) rows: usize,
     /// Whether block scales of A are e4m3.
     pub(super) e4m3: bool,

@@ -1,13 +1,10 @@
-//! Every instruction set of the machine against a scalar model with the same bits, and the model against f64.
+//! Every instruction set of the machine against a scalar model with the same bits.
 
 use std::sync::Mutex;
 
-use dualgemm_formats::quantize::quantize;
 use dualgemm_formats::scalar::e2m1;
-use dualgemm_formats::{
-    BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
-};
-use dualgemm_gemm::{AFormat, AOperand, Activation, DualGemmDesc, Epilogue, GateUp, QuantizeA, reference};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp};
 use half::bf16;
 use proptest::prelude::*;
 
@@ -110,11 +107,6 @@ fn run(
 
 fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.available())
-}
-
-/// Those whose sums have the same bits for any number of rows.
-fn exact() -> impl DoubleEndedIterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|&isa| isa != Isa::AmxBf16 && isa.available())
 }
 
 fn desc_of(a: &AOperand<'_>, weights: &GateUp<'_>) -> DualGemmDesc {
@@ -291,60 +283,6 @@ fn largest_dot_products_do_not_overflow() {
     }
 }
 
-/// Bytes between rows and in padded scales are never used, whatever they hold.
-#[test]
-fn poisoned_padding_exact() {
-    let (m, n, k) = (5, 21, 80);
-    let plain_a = random("a", BlockFormat::Nvfp4, m, k, 8);
-    let plain = weights(BlockFormat::Nvfp4, n, k, 9);
-    let poison = |matrix: &QuantizedMatrix<'_>, layout: ScaleLayout| {
-        let (rows, blocks, stride) = (matrix.rows(), matrix.blocks(), k / 2 + 3);
-        let mut codes = vec![0x77; stride * rows];
-        let mut scales = vec![0xFF; layout.len(rows, blocks)];
-        for row in 0..rows {
-            codes[row * stride..][..k / 2].copy_from_slice(matrix.row_codes(row));
-            for block in 0..blocks {
-                scales[layout.offset(row, block, blocks)] = matrix.scale_byte(row, block);
-            }
-        }
-        let (name, format) = (matrix.name(), matrix.format());
-        QuantizedMatrix::strided(name, format, rows, k, stride, codes, scales, layout, GlobalScale::ONE)
-            .unwrap()
-    };
-    for layout in ScaleLayout::ALL {
-        let poisoned = GateUp::new(poison(&plain.gate, layout), poison(&plain.up, layout));
-        assert_eq!(model(&plain_a, &plain), model(&poison(&plain_a, layout), &poisoned));
-        check_exact(poison(&plain_a, layout), &poisoned);
-    }
-}
-
-#[test]
-fn groups_use_their_own_rows_and_weights_exact() {
-    let (n, k) = (24, 64);
-    let a = random("a", BlockFormat::Nvfp4, 90, k, 3);
-    let experts: Vec<GateUp<'_>> = (0..4).map(|i| weights(BlockFormat::Nvfp4, n, k, 10 + i)).collect();
-    let packed: Vec<PackedGateUp> = experts.iter().map(|e| PackedGateUp::pack(e).unwrap()).collect();
-    // An empty expert, a gap, one row, and more than a tile.
-    let ranges = [0..2, 2..2, 5..6, 6..90];
-    let groups: Vec<Group<'_>> = ranges
-        .iter()
-        .zip(&packed)
-        .map(|(range, weights)| Group { first_row: range.start, rows: range.len(), weights })
-        .collect();
-    let models: Vec<Vec<f32>> = experts.iter().map(|expert| model(&a, expert)).collect();
-    let operand = AOperand::Quantized(a);
-    let desc = desc_of(&operand, &experts[0]);
-    for isa in exact() {
-        let got = run(isa, 2, &desc, &operand, &groups).unwrap();
-        for (row, got) in got.chunks_exact(2 * n).enumerate() {
-            match ranges.iter().position(|range| range.contains(&row)) {
-                Some(group) => assert_eq!(got, &models[group][row * 2 * n..][..2 * n], "{isa}, row {row}"),
-                None => assert!(got.iter().all(|sum| sum.is_nan()), "{isa}: row {row} has no group"),
-            }
-        }
-    }
-}
-
 /// Batch entries are consecutive groups of rows of A.
 #[test]
 fn batch_entries_use_their_own_weights_exact() {
@@ -371,86 +309,6 @@ fn no_rows_at_all_is_fine() {
     let empty = Group { first_row: 4, rows: 0, weights: &packed };
     let sums = run(Isa::best(), 2, &desc_of(&a, &weights), &a, &[empty, empty]).unwrap();
     assert!(sums.iter().all(|sum| sum.is_nan()));
-}
-
-/// Quantizing while preparing gives the same as quantizing before.
-#[test]
-fn float_activations_are_quantized_as_by_the_formats_crate_exact() {
-    let (m, k) = (70, 160);
-    let values: Vec<f32> = random_bytes(m * k, 4)
-        .zip(random_bytes(m * k, 5))
-        .map(|(x, y)| (f32::from(x) - 127.5) * f32::from(y))
-        .collect();
-    let f32s = FloatMatrix::F32(Matrix::new("a", m, k, values.clone()).unwrap());
-    let bf16s: Vec<half::bf16> = values.iter().map(|&x| half::bf16::from_f32(x)).collect();
-    let bf16s = FloatMatrix::Bf16(Matrix::new("a", m, k, bf16s).unwrap());
-    let f16s: Vec<half::f16> = values.iter().map(|&x| half::f16::from_f32(x)).collect();
-    let f16s = FloatMatrix::F16(Matrix::new("a", m, k, f16s).unwrap());
-    let weights = weights(BlockFormat::Nvfp4, 20, k, 6);
-    let packed = PackedGateUp::pack(&weights).unwrap();
-    let group = [Group { first_row: 0, rows: m, weights: &packed }];
-    for a in [f32s, bf16s, f16s] {
-        let quantized = quantize("a", &a, Producer::Te, Search::Plain).unwrap();
-        let scale = quantized.global_scale();
-        let want = model(&quantized, &weights);
-        let quantized = AOperand::Quantized(quantized);
-        let of_best = run(Isa::best(), 1, &desc_of(&quantized, &weights), &quantized, &group).unwrap();
-        let a = AOperand::Float(a);
-        for (how, threads) in [(QuantizeA::Dynamic, 2), (QuantizeA::Dynamic, 1)] {
-            let desc = DualGemmDesc { quantize_a: how, ..desc_of(&a, &weights) };
-            let isa = exact().next_back().unwrap();
-            assert_eq!(run(isa, threads, &desc, &a, &group).unwrap(), want);
-            assert_eq!(run(Isa::best(), threads, &desc, &a, &group).unwrap(), of_best);
-            let plan = CpuPlan::new(&desc, CpuOptions::default()).unwrap();
-            let mut found = GlobalScale::ONE;
-            let collect = Collect { n: 20, sums: Mutex::new(vec![0.0; m * 40]) };
-            let make = |scale| {
-                found = scale;
-                Ok(collect)
-            };
-            Workspace::new(&plan, 1).unwrap().multiply(&a, &group, make).unwrap();
-            assert_eq!(found, scale);
-        }
-    }
-}
-
-#[test]
-fn sums_are_close_to_the_reference() {
-    let (m, n, k) = (9, 30, 1024);
-    for format in BlockFormat::ALL {
-        let (a, weights) = (random("a", format, m, k, 20), weights(format, n, k, 21));
-        let packed = PackedGateUp::pack(&weights).unwrap();
-        let a = AOperand::Quantized(a);
-        let group = [Group { first_row: 0, rows: m, weights: &packed }];
-        let sums = run(Isa::best(), 2, &desc_of(&a, &weights), &a, &group).unwrap();
-        let unit = f64::from(0.25 * unit_of(format) / scale_unit(format));
-        // Gate alone: an up product of zeros with a bias of 1.
-        let epilogue = Epilogue { activation: Activation::Identity, ..Epilogue::default() };
-        let zero = QuantizedMatrix::new(
-            "zero",
-            format,
-            n,
-            k,
-            vec![0; n * k / 2],
-            vec![0; n * k / format.block_len()],
-            ScaleLayout::Linear,
-            GlobalScale::ONE,
-        )
-        .unwrap();
-        for (half, b) in [&weights.gate, &weights.up].into_iter().enumerate() {
-            let mut alone = GateUp::new(b.clone(), zero.clone());
-            alone.up_bias = Some(vec![1.0; n].into());
-            let want = reference(&epilogue, &a, 0..m, &alone);
-            let (mut error, mut norm) = (0.0, 0.0);
-            for (index, want) in want.iter().enumerate() {
-                let got = f64::from(sums[index / n * 2 * n + half * n + index % n]) * unit;
-                error += (got - want).powi(2);
-                norm += want.powi(2);
-            }
-            // 64 additions, each within 2⁻²⁴ of the running sum.
-            assert!(error <= 1e-13 * norm, "{format}: relative L2 {:e}", (error / norm).sqrt());
-        }
-    }
 }
 
 #[test]

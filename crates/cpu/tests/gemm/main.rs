@@ -349,14 +349,15 @@ fn nvfp4_output_is_the_quantized_f32_output_exact() {
 
 #[test]
 fn a_quantized_on_the_way_in_equals_a_quantized_before_exact() {
-    let (m, n, k) = (10, 24, 64);
-    let mut random = Random(15);
-    let (a, weights) = (random.activations(AFormat::Bf16, m, k), random.weights(BlockFormat::Nvfp4, n, k));
-    let AOperand::Float(float) = &a else { unreachable!() };
-    for how in [QuantizeA::Static(0.002), QuantizeA::Dynamic] {
+    let (m, n, k) = (70, 24, 160);
+    let kinds = [QuantizeA::Static(0.002), QuantizeA::Dynamic];
+    for (format, how) in A_FORMATS[..3].iter().flat_map(|&format| kinds.map(|how| (format, how))) {
+        let mut random = Random(15);
+        let (a, weights) = (random.activations(format, m, k), random.weights(BlockFormat::Nvfp4, n, k));
+        let AOperand::Float(float) = &a else { unreachable!() };
         let mut desc = desc(&a, &weights, Activation::Silu);
         desc.quantize_a = how;
-        let got = run_f32(&desc, Isa::best(), &a, &weights);
+        let got = isas().map(|isa| (isa, run_f32(&desc, isa, &a, &weights))).collect::<Vec<_>>();
         let before = match how {
             QuantizeA::Static(x) => {
                 quantize_with("a", float, Producer::Te, Search::Plain, GlobalScale::multiplier(x))
@@ -365,8 +366,10 @@ fn a_quantized_on_the_way_in_equals_a_quantized_before_exact() {
         };
         let before = AOperand::Quantized(before.unwrap());
         (desc.a, desc.quantize_a) = (AFormat::Nvfp4, QuantizeA::No);
-        let want = run_f32(&desc, Isa::best(), &before, &weights);
-        assert!(got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits()), "{how:?}");
+        for (isa, got) in got {
+            let want = run_f32(&desc, isa, &before, &weights);
+            assert!(got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits()), "{isa} {format} {how:?}");
+        }
     }
 }
 

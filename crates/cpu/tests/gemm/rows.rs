@@ -34,7 +34,6 @@ fn poisoned_padding_and_gaps_between_rows_never_change_a_bit_exact() {
     let AOperand::Quantized(a) = random.activations(AFormat::Nvfp4, m, k) else { unreachable!() };
     let weights = random.weights(BlockFormat::Nvfp4, n, k);
     let desc = desc(&AOperand::Quantized(a.clone()), &weights, Activation::Silu);
-    let want = run_f32(&desc, Isa::best(), &AOperand::Quantized(a.clone()), &weights);
     // The same values as a view with wide gaps and another scale layout, all padding set to `poison`.
     let poisoned = |x: &QuantizedMatrix<'_>, layout: ScaleLayout, poison: u8| {
         let (stride, blocks) = (k / 2 + 3, k / 16);
@@ -62,9 +61,15 @@ fn poisoned_padding_and_gaps_between_rows_never_change_a_bit_exact() {
             let mut pair =
                 GateUp::new(poisoned(&weights.gate, layout, poison), poisoned(&weights.up, layout, poison));
             (pair.gate_bias, pair.up_bias) = (weights.gate_bias.clone(), weights.up_bias.clone());
-            let a = AOperand::Quantized(poisoned(&a, layout, poison));
-            let got = run_f32(&desc, Isa::best(), &a, &pair);
-            assert!(got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits()), "{layout} {poison:#x}");
+            let [poisoned, plain] = [poisoned(&a, layout, poison), a.clone()].map(AOperand::Quantized);
+            for isa in isas() {
+                let (got, want) =
+                    (run_f32(&desc, isa, &poisoned, &pair), run_f32(&desc, isa, &plain, &weights));
+                assert!(
+                    got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits()),
+                    "{isa} {layout} {poison:#x}"
+                );
+            }
         }
     }
 }
@@ -103,14 +108,16 @@ fn groups_have_their_own_weights_and_gaps_stay_untouched_exact() {
             weights: &packed[i],
         });
         let mut desc = desc(&a, &pairs[0], Activation::Silu);
-        let mut c = vec![-7.5f32; 40 * n];
-        gemm(&desc, Isa::best()).run(&a, &groups, OutputMut::F32(&mut c)).unwrap();
-        for (i, range) in [(0, 0..20), (2, 25..40)] {
-            let want = reference(&desc.epilogue, &a, range.clone(), &pairs[i]);
-            let distance = Comparison::new(&c[range.start * n..range.end * n], &want, n).unwrap();
-            assert!(distance.rel_l2 < 1e-6, "{a_format}: {distance:?}");
+        for isa in isas() {
+            let mut c = vec![-7.5f32; 40 * n];
+            gemm(&desc, isa).run(&a, &groups, OutputMut::F32(&mut c)).unwrap();
+            for (i, range) in [(0, 0..20), (2, 25..40)] {
+                let want = reference(&desc.epilogue, &a, range.clone(), &pairs[i]);
+                let distance = Comparison::new(&c[range.start * n..range.end * n], &want, n).unwrap();
+                assert!(distance.rel_l2 < 1e-6, "{isa} {a_format}: {distance:?}");
+            }
+            assert!(c[20 * n..25 * n].iter().all(|&x| x == -7.5));
         }
-        assert!(c[20 * n..25 * n].iter().all(|&x| x == -7.5));
 
         let scale_layout = ScaleLayout::Sf128x4;
         desc.out = OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Dynamic };

@@ -2,7 +2,7 @@
 
 use dualgemm_bench::Timing;
 use dualgemm_device::{DevicePtr, Stream};
-use dualgemm_formats::ScaleLayout;
+use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::{AOperand, DualGemmDesc, MlpDesc, OutFormat, OutScale, OutputMut};
 use dualgemm_plan::{Buffer, DeviceA, DeviceC, DeviceCall, Gpu, GpuOptions, Launches, Operands, measure};
 
@@ -158,7 +158,12 @@ impl Between {
     pub(crate) fn a(&self, desc: &DualGemmDesc) -> DeviceA {
         match (&self.scales, desc.out) {
             (Some(scales), OutFormat::Nvfp4 { global_scale: OutScale::Static(global_scale), .. }) => {
-                DeviceA::Nvfp4 { codes: self.values.ptr(), scales: scales.ptr(), global_scale }
+                DeviceA::Blocks {
+                    format: BlockFormat::Nvfp4,
+                    codes: self.values.ptr(),
+                    scales: scales.ptr(),
+                    global_scale,
+                }
             }
             _ => DeviceA::Float {
                 values: self.values.ptr(),

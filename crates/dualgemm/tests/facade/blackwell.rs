@@ -1,7 +1,7 @@
 //! Plans on Blackwell through the facade, on simulated cards with every check on: the strategy `native`, which no card
 //! has run yet.
 
-use dualgemm::check::{RowSample, mixture_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::device::Stream;
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
@@ -216,7 +216,7 @@ fn mixtures_are_within_the_bounds_of_f64() {
         let mut c = vec![f32::NAN; 7 * 48];
         plan.runner().unwrap().run(&a, routing, &packed, OutputMut::F32(&mut c), false).unwrap();
         let (a, all) = (dualgemm::quantize_a(&a, quantize_a).unwrap(), RowSample::all(7));
-        let want = mixture_rows(&desc, &a, &all, routing, (&experts, None), &|_| {}).unwrap();
+        let want = Reference::new(&a, &all).mixture(&desc, routing, (&experts, None)).unwrap();
         mlp::assert_within(&c, &want, &plan.mlp.to_string());
     }
 }

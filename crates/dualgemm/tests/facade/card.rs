@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::device::{Device as _, DevicePtr, Error as DeviceError, Stream};
 use dualgemm::formats::{BlockFormat, QuantizedMatrix};
 use dualgemm::gemm::{
@@ -288,7 +288,12 @@ fn a_call_costs_the_host_at_most_five_microseconds() {
         let mut call = guarded.call;
         if a == AFormat::Nvfp4 {
             let DeviceA::Float { values, .. } = call.a else { panic!("made so") };
-            call.a = DeviceA::Nvfp4 { codes: values, scales: values, global_scale: 1.0 };
+            call.a = DeviceA::Blocks {
+                format: BlockFormat::Nvfp4,
+                codes: values,
+                scales: values,
+                global_scale: 1.0,
+            };
         }
         let mut each: Vec<f64> = (0..20)
             .map(|_| {
@@ -324,7 +329,7 @@ fn the_most_rows_and_offsets_beyond_32_bits_are_right_close() {
     // SAFETY: the operands were allocated here, as large as the problem.
     unsafe { plan.runner(1).unwrap().run_device(&call, &packed, Stream::Own) }.unwrap();
     let sample = RowSample::spread(m, 7);
-    let want = reference_rows(&plan.desc().epilogue, &a, &sample, &weights, &|_| ()).unwrap();
+    let want = Reference::new(&a, &sample).values(&plan.desc().epilogue, &weights).unwrap();
     let mut got = Vec::new();
     for row in sample.rows() {
         let mut bytes = vec![0; 2 * n];

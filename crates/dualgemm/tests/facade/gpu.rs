@@ -3,7 +3,7 @@
 
 use dualgemm::check::select_rows;
 use dualgemm::device::{Device as _, DevicePtr, Stream};
-use dualgemm::formats::{QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3};
+use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3};
 use dualgemm::gemm::compare::Element;
 use dualgemm::gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale, OutputMut,
@@ -241,7 +241,12 @@ fn padding_of_scales_does_not_count_exact() {
             let global_scale = a.global_scale().value();
             let call = DeviceCall {
                 m,
-                a: DeviceA::Nvfp4 { codes: codes.ptr(), scales: scales.ptr(), global_scale },
+                a: DeviceA::Blocks {
+                    format: BlockFormat::Nvfp4,
+                    codes: codes.ptr(),
+                    scales: scales.ptr(),
+                    global_scale,
+                },
                 c: DeviceC::Float(c.ptr()),
             };
             // SAFETY: the operands were allocated here, as large as the problem.
@@ -365,7 +370,12 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     let message =
         |call: DeviceCall| unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap_err().to_string();
     assert_eq!(message(DeviceCall { m: 6, ..call }), "A is [6, 96]; the problem asks for 1 to 5 rows");
-    let codes = DeviceA::Nvfp4 { codes: values.ptr(), scales: values.ptr(), global_scale: 1.0 };
+    let codes = DeviceA::Blocks {
+        format: BlockFormat::Nvfp4,
+        codes: values.ptr(),
+        scales: values.ptr(),
+        global_scale: 1.0,
+    };
     assert_eq!(message(DeviceCall { a: codes, ..call }), "A is nvfp4; the plan asks for floats");
 }
 
@@ -429,24 +439,4 @@ fn gpu_plans_that_cannot_be_are_refused() {
         let message = plan.runner(1).unwrap_err().to_string();
         assert!(message.contains(said), "{to}: {message}");
     }
-}
-
-/// What a GPU multiplies sums by is one f32; a processor takes every tensor scale.
-#[test]
-fn a_tensor_scale_that_a_gpu_would_lose_is_refused() {
-    let (desc, a) = (desc(2, 32, 64, AFormat::Nvfp4, OutFormat::F32), operand(2, 64, AFormat::Nvfp4));
-    let mut weights = expert(32, 64, 0);
-    weights.up = {
-        let up = &weights.up;
-        let (codes, scales) = (up.codes().to_vec(), up.scales().to_vec());
-        let scale = dualgemm::formats::GlobalScale::multiplier(1e-44);
-        QuantizedMatrix::new("up", up.format(), 32, 64, codes, scales, up.scale_layout(), scale).unwrap()
-    };
-    let run = |plan: &Plan| {
-        let packed = plan.prepack(&weights).unwrap();
-        plan.runner(1).unwrap().run(&a, &packed, OutputMut::F32(&mut vec![0.0; 2 * 32]))
-    };
-    let message = run(&plan(&desc, None)).unwrap_err().to_string();
-    assert!(message.starts_with("up: tensor scales of up and of A and"), "{message}");
-    run(&DualGemm::plan(&desc, &Target::default()).unwrap()).unwrap();
 }

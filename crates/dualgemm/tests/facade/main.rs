@@ -17,7 +17,7 @@ mod products;
 
 use std::path::{Path, PathBuf};
 
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::checkpoint::{Checkpoint, OpenOptions, TensorFiles, Which, activations};
 use dualgemm::formats::{BlockFormat, FloatMatrix, Matrix, Producer, QuantizedMatrix, Search, quantize};
 use dualgemm::gemm::compare::Element;
@@ -37,7 +37,6 @@ fn quantized(name: &str, rows: usize, k: usize, step: f32) -> QuantizedMatrix<'s
     quantize(name, &floats(rows, k, step), Producer::ModelOpt, Search::Plain).unwrap()
 }
 
-/// An A of a format.
 fn a_of(format: AFormat, rows: usize, k: usize, step: f32) -> AOperand<'static> {
     let Some(to) = format.float_type() else { return AOperand::Quantized(quantized("a", rows, k, step)) };
     let x = floats(rows, k, step);
@@ -51,7 +50,7 @@ fn expert(n: usize, k: usize, e: usize) -> GateUp<'static> {
 
 /// Relative L2 error of all rows of C.
 fn rel_l2<T: Element>(c: &[T], epilogue: &Epilogue, a: &AOperand<'_>, weights: &GateUp<'_>) -> f64 {
-    let want = reference_rows(epilogue, a, &RowSample::all(a.rows()), weights, &|_| ()).unwrap();
+    let want = Reference::new(a, &RowSample::all(a.rows())).values(epilogue, weights).unwrap();
     Comparison::new(c, &want, weights.n()).unwrap().rel_l2
 }
 

@@ -1,6 +1,6 @@
 //! Whole MLPs and mixtures of them, against their f64 references.
 
-use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::cpu::Team;
 use dualgemm::gemm::{
     Bounded, GatedMlp, Linear, MlpDesc, OutScale, QuantizeA, RouterWeights, Routing, mixture_reference,
@@ -176,7 +176,7 @@ pub fn check_shared(target: &Target, float: OutFormat, own: OutFormat, all: &[Op
     };
     let (mut wide, mut narrow) = (vec![0f32; 7 * 48], vec![bf16::ZERO; 7 * 48]);
     let desc = sums(OutFormat::F32, Some(&both), OutputMut::F32(&mut wide));
-    let want = mixture_rows(&desc, &a, &RowSample::all(7), routing, (all, Some(&both)), &|_| {}).unwrap();
+    let want = Reference::new(&a, &RowSample::all(7)).mixture(&desc, routing, (all, Some(&both))).unwrap();
     assert_within(&wide, &want, "shared");
     sums(OutFormat::Bf16, Some(&both), OutputMut::Bf16(&mut narrow));
     assert!(narrow.iter().zip(&wide).all(|(c, w)| *c == bf16::from_f32(*w)));
@@ -317,17 +317,14 @@ fn sampled_references_are_the_plain_ones_exact() {
         let desc = desc(7, [80, 96, 48], AFormat::Bf16, between, OutFormat::F32);
         let (a, mlp) = (activations(AFormat::Bf16, 7, 96), mlp(80, 96, 48, 1));
         let want = rows(mlp_reference(&desc, &a, 0..7, &mlp));
-        assert_eq!(mlp_rows(&desc, &a, &sample, &mlp, &|_| ()).unwrap(), want, "{between}");
+        assert_eq!(Reference::new(&a, &sample).mlp(&desc, &mlp).unwrap(), want, "{between}");
     }
     for router in [RouterWeights::Output, RouterWeights::Input] {
         let desc = mixture(7, AFormat::Bf16, OutFormat::Bf16, OutFormat::F32, router);
         let (a, all, weights) = (activations(AFormat::Bf16, 7, 64), experts(), weights());
         let routing = Routing { ids: &IDS, weights: &weights };
         let want = rows(mixture_reference(&desc.mlp, router, &a, routing, &all));
-        assert_eq!(
-            mixture_rows(&desc, &a, &sample, routing, (&all, None), &|_| ()).unwrap(),
-            want,
-            "{router:?}"
-        );
+        let got = Reference::new(&a, &sample).mixture(&desc, routing, (&all, None));
+        assert_eq!(got.unwrap(), want, "{router:?}");
     }
 }

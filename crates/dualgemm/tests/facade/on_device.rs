@@ -94,7 +94,7 @@ pub(crate) fn on_device_as(
         AOperand::Float(_) => DeviceA::Float { values: values.ptr(), pitch },
         AOperand::Quantized(a) => {
             let global_scale = a.global_scale().value();
-            DeviceA::Nvfp4 { codes: values.ptr(), scales: scales.ptr(), global_scale }
+            DeviceA::Blocks { format: a.format(), codes: values.ptr(), scales: scales.ptr(), global_scale }
         }
     };
     let to = match desc.out {

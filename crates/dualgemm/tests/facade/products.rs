@@ -12,7 +12,7 @@ use crate::gpu::{error, operand};
 use crate::{expert, experts, mlp};
 
 fn a_format(name: &str) -> AFormat {
-    named([AFormat::F32, AFormat::F16, AFormat::Bf16, AFormat::Nvfp4, AFormat::Mxfp4], name)
+    named(AFormat::ALL, name)
 }
 
 fn out_format(text: &str) -> OutFormat {

@@ -35,38 +35,26 @@ use rule::{Block, Rule, amax_bits, block_amax, pack};
 use crate::scalar::e4m3;
 use crate::{BlockFormat, Error, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
 
-/// Whose arithmetic to follow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Producer {
-    /// NVIDIA ModelOpt 0.47.
-    #[serde(rename = "modelopt")]
-    ModelOpt,
-    /// compressed-tensors 0.20 and llm-compressor 0.14, CPU path.
-    CompressedTensors,
-    /// torchao 0.18.
-    Torchao,
-    /// Transformer Engine 2.20, which is FlashInfer with fast math off.
-    Te,
-    /// ggml's CPU reference, without a global scale.
-    Ggml,
+crate::named! {
+    /// Whose arithmetic to follow.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Producer {
+        /// NVIDIA ModelOpt 0.47.
+        #[serde(rename = "modelopt")]
+        ModelOpt = "modelopt",
+        /// compressed-tensors 0.20 and llm-compressor 0.14, CPU path.
+        CompressedTensors = "compressed-tensors",
+        /// torchao 0.18.
+        Torchao = "torchao",
+        /// Transformer Engine 2.20, which is FlashInfer with fast math off.
+        Te = "te",
+        /// ggml's CPU reference, without a global scale.
+        Ggml = "ggml",
+    }
 }
 
 impl Producer {
-    /// Every producer.
-    pub const ALL: [Self; 5] = [Self::ModelOpt, Self::CompressedTensors, Self::Torchao, Self::Te, Self::Ggml];
-
-    /// The name that commands and files use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ModelOpt => "modelopt",
-            Self::CompressedTensors => "compressed-tensors",
-            Self::Torchao => "torchao",
-            Self::Te => "te",
-            Self::Ggml => "ggml",
-        }
-    }
-
     /// Largest magnitude of some rows, as this producer finds it: NaN if an element is NaN, except that
     /// Transformer Engine and ggml do not count NaN.
     ///
@@ -103,23 +91,19 @@ impl Producer {
     }
 }
 
-impl std::fmt::Display for Producer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+crate::named! {
+    /// How a block's scale is chosen.
+    #[derive(Default, serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Search {
+        /// As the producer does: the block's largest magnitude becomes 6.
+        #[default]
+        Plain = "plain",
+        /// The scale of least squared error among all that e4m3 has. [`quantize`] also tries a global scale that
+        /// leaves headroom, so that the block of the largest element has a choice too, and takes it where the whole gains
+        /// and no block has a larger error than [`Plain`](Self::Plain) gives it: no block is ever worse.
+        Mse = "mse",
     }
-}
-
-/// How a block's scale is chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Search {
-    /// As the producer does: the block's largest magnitude becomes 6.
-    #[default]
-    Plain,
-    /// The scale of least squared error among all that e4m3 has. [`quantize`] also tries a global scale that
-    /// leaves headroom, so that the block of the largest element has a choice too, and takes it where the whole gains
-    /// and no block has a larger error than [`Plain`](Self::Plain) gives it: no block is ever worse.
-    Mse,
 }
 
 /// Largest plain block scale of the second global scale that [`Search::Mse`] tries. 256 instead of the producers' 448

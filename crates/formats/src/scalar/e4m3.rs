@@ -69,6 +69,7 @@ pub fn encode(x: f32) -> u8 {
 mod tests {
     use super::*;
 
+    /// flashinfer#3932: subnormal block scales, decoded by hand, came out up to 4.5 times wrong.
     #[test]
     fn decode_agrees_with_float8_on_all_bytes() {
         for byte in 0..=255u8 {

@@ -6,4 +6,3 @@
 
 pub mod config;
 pub mod fused;
-mod host;

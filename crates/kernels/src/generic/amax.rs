@@ -29,7 +29,7 @@ pub fn configs() -> Vec<(FloatType, bool)> {
 
 /// A name that tells them apart.
 pub fn name(&(ty, grouped): &(FloatType, bool)) -> String {
-    format!("{}{}", values::name(ty), if grouped { "_grouped" } else { "" })
+    format!("{}{}", ty.name(), if grouped { "_grouped" } else { "" })
 }
 
 /// Generates the kernel for floats of this type, of rows in groups or in one.

@@ -8,7 +8,6 @@ use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 
 use super::expand::Codes;
 use super::rowwise::{Config, Loaded, Sink, Source};
-use super::values;
 use crate::Error;
 use crate::limits::fits;
 
@@ -61,7 +60,7 @@ impl Dequantize {
         weights.check("B")?;
         self.kernel.config.check_blocks("B", weights.k)?;
         fits("B", "address of the values", out.0 as usize, 1, 16)?;
-        let least = weights.k * values::bytes(self.ty) as usize;
+        let least = weights.k * self.ty.bytes();
         fits("B", "row stride of the values in bytes", pitch, least, 16)?;
         let args = Args::new()
             .u32(weights.m as u32)

@@ -13,7 +13,6 @@ use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 
 use super::rowwise::{Config, Loaded, Sink, Source};
-use super::values;
 use crate::Error;
 use crate::error::refused;
 use crate::limits::{block_rule, fits};
@@ -125,9 +124,9 @@ impl Expand {
         }
         fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
         let least = match self.kernel.config.sink {
-            Sink::Permuted(ty) => a.k.next_multiple_of(SPAN) * values::bytes(ty) as usize,
-            Sink::Blocks(ty) => a.m * 64 * values::bytes(ty) as usize,
-            Sink::Float(ty) | Sink::Image(ty) => a.k * values::bytes(ty) as usize,
+            Sink::Permuted(ty) => a.k.next_multiple_of(SPAN) * ty.bytes(),
+            Sink::Blocks(ty) => a.m * 64 * ty.bytes(),
+            Sink::Float(ty) | Sink::Image(ty) => a.k * ty.bytes(),
             Sink::E4m3 | Sink::Codes(_) | Sink::Grouped => a.k,
         };
         fits("A", "row stride of the expanded values in bytes", pitch, least, 16)?;

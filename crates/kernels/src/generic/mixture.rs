@@ -69,7 +69,7 @@ impl Step {
             Self::Gather => "gather".into(),
             Self::Sort => "sort".into(),
             Self::Combine(ty, add) => {
-                format!("combine_{}{}", values::name(ty), if add { "_add" } else { "" })
+                format!("combine_{}{}", ty.name(), if add { "_add" } else { "" })
             }
         }
     }
@@ -198,7 +198,6 @@ struct Row {
     first: Vec<Piece>,
 }
 
-/// Where in the row a piece is, whether it is, and its words.
 type Piece = (Reg<U32>, Reg<Pred>, [Reg<B32>; 4]);
 
 impl Row {

@@ -71,7 +71,6 @@ pub(crate) fn take_turn(k: &mut Kernel, target: Target) {
     }
 }
 
-/// Loads a module on a device.
 pub(crate) fn load(device: &dyn Device, module: &Module, entry: &str) -> Result<FunctionId, Error> {
     Ok(device.function(device.load(&module.to_string())?, entry)?)
 }

@@ -13,7 +13,6 @@ use dualgemm_formats::{FloatType, GlobalScale, GlobalScaleSource, ScaleLayout};
 
 use super::amax::Amax;
 use super::rowwise::{Config, Loaded, Sink, Source};
-use super::values;
 use crate::Error;
 use crate::error::refused;
 use crate::limits::{block_rule, fits};
@@ -41,7 +40,7 @@ impl Floats {
     pub(super) fn check(&self, tensor: &str, ty: FloatType) -> Result<(), Error> {
         block_rule(tensor, self.m, self.k)?;
         fits(tensor, "address", self.values.0 as usize, 1, 16)?;
-        fits(tensor, "row stride in bytes", self.pitch, self.k * values::bytes(ty) as usize, 16)
+        fits(tensor, "row stride in bytes", self.pitch, self.k * ty.bytes(), 16)
     }
 }
 
@@ -166,14 +165,14 @@ pub(super) fn out_args(
             groups.args(args.ptr(codes).u32(n as u32 / 2).ptr(scales))?
         }
         (Sink::Image(ty) | Sink::Float(ty), Out::Image { values, pitch }) => {
-            let size = values::bytes(ty) as usize;
+            let size = ty.bytes();
             let step = if config.aligned { 16 } else { size };
             fits("output", "address", values.0 as usize, 1, step)?;
             fits("output", "row stride in bytes", pitch, n * size, step)?;
             args.ptr(values).u32(pitch as u32)
         }
         (Sink::Permuted(ty), Out::Image { values, pitch }) => {
-            let least = n.next_multiple_of(SPAN) * values::bytes(ty) as usize;
+            let least = n.next_multiple_of(SPAN) * ty.bytes();
             fits("output", "address", values.0 as usize, 1, 16)?;
             fits("output", "row stride in bytes", pitch, least, 16)?;
             args.ptr(values).u32(pitch as u32)

@@ -100,21 +100,21 @@ impl Config {
             Source::Codes { format, layout, scaled } => {
                 format!("{format}_{layout}{}", if scaled { "_scaled" } else { "" })
             }
-            Source::Float(ty) => values::name(ty).into(),
+            Source::Float(ty) => ty.name().into(),
             Source::Gated { ty, interleaved, round } => format!(
                 "{}{}{}",
-                values::name(ty),
+                ty.name(),
                 if interleaved { "_interleaved" } else { "" },
                 if round { "_bf16_sums" } else { "" }
             ),
         };
         let sink = match self.sink {
-            Sink::Float(ty) => values::name(ty).into(),
-            Sink::Blocks(ty) => format!("blocks_{}", values::name(ty)),
+            Sink::Float(ty) => ty.name().into(),
+            Sink::Blocks(ty) => format!("blocks_{}", ty.name()),
             Sink::Codes(layout) => format!("nvfp4_{layout}"),
             Sink::Grouped => "nvfp4_grouped".into(),
-            Sink::Image(ty) => format!("image_{}", values::name(ty)),
-            Sink::Permuted(ty) => format!("permuted_{}", values::name(ty)),
+            Sink::Image(ty) => format!("image_{}", ty.name()),
+            Sink::Permuted(ty) => format!("permuted_{}", ty.name()),
             Sink::E4m3 => "e4m3".into(),
         };
         let scale = if self.dynamic { "_dynamic" } else { "" };

@@ -7,7 +7,6 @@ use dualgemm_gemm::Program;
 
 use super::quantize::{Out, Scale, out_args};
 use super::rowwise::{Config, Loaded, Sink, Source};
-use super::values;
 use crate::Error;
 use crate::error::refused;
 use crate::limits::fits;
@@ -82,7 +81,7 @@ impl SiluMul {
     /// If `out` is not what the kernel was made for, or a stride or an address breaks a rule.
     pub fn spec(&self, products: &Products, out: &Out, scale: GlobalScale) -> Result<LaunchSpec, Error> {
         let &Products { m, n, gate, up, pitch, alpha, a_scale, bias } = products;
-        let size = values::bytes(self.ty) as usize;
+        let size = self.ty.bytes();
         let wide =
             if matches!(self.kernel.config.source, Source::Gated { interleaved: true, .. }) { 2 } else { 1 };
         let step = if self.kernel.config.aligned { 16 } else { size };

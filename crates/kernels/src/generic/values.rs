@@ -16,19 +16,7 @@ const CODE_FACTOR: u32 = 0x7400_7400;
 const SCALE_FACTOR: u32 = 0x5C00_5C00;
 
 pub(super) fn bytes(ty: FloatType) -> u32 {
-    match ty {
-        FloatType::F32 => 4,
-        FloatType::F16 | FloatType::Bf16 => 2,
-    }
-}
-
-/// The name of a float type in configurations.
-pub(super) fn name(ty: FloatType) -> &'static str {
-    match ty {
-        FloatType::F32 => "f32",
-        FloatType::F16 => "f16",
-        FloatType::Bf16 => "bf16",
-    }
+    ty.bytes() as u32
 }
 
 /// Both elements of a word of 16-bit floats.

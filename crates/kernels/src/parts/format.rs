@@ -48,16 +48,9 @@ impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Block(format) => format.fmt(f),
-            Self::Half(format) => f.write_str(half_name(*format)),
+            Self::Half(format) => f.write_str(format.as_str()),
             Self::E4m3 => f.write_str("e4m3"),
         }
-    }
-}
-
-const fn half_name(format: HalfFormat) -> &'static str {
-    match format {
-        HalfFormat::F16 => "f16",
-        HalfFormat::Bf16 => "bf16",
     }
 }
 
@@ -110,7 +103,7 @@ impl fmt::Display for Formats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Scaled(format) => write!(f, "{format} operands"),
-            Self::Wide(format) => write!(f, "A in {}, weights in {}", half_name(*format), self.weights()),
+            Self::Wide(format) => write!(f, "A in {}, weights in {}", format.as_str(), self.weights()),
         }
     }
 }

@@ -83,7 +83,6 @@ pub(crate) struct GroupRows {
 }
 
 impl GroupRows {
-    /// Declares them.
     pub fn declare(k: &mut Kernel) -> Self {
         Self { rows: k.pointer("group_rows"), count: k.param("groups") }
     }

@@ -149,10 +149,7 @@ impl FusedArgs {
     }
 
     /// The arguments of a kernel that declared [`Maps`], its sizes, [`Rows`](super::rows::Rows) and then
-    /// [`Tiles`](super::tiles::Tiles).
-    ///
-    /// # Errors
-    /// If an operand cannot be described to the TMA unit.
+    /// [`Tiles`](super::tiles::Tiles). Fails if an operand cannot be described to the TMA unit.
     fn args(&self, kernel: &Fused<'_>, parts: [StagedOperand; 3]) -> Result<Args, Error> {
         let Weights::Rows([gate, up]) = self.weights else { return Ok(Args::new()) };
         let (variant, (m, n, k)) = (&kernel.variant, self.size);
@@ -182,7 +179,6 @@ pub(crate) fn gate_features(variant: &Variant, n: usize) -> usize {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OperandIndex {
-    /// A.
     A = 0,
     /// B1.
     Gate = 1,
@@ -198,7 +194,6 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    /// Declares them.
     pub fn declare(k: &mut Kernel, formats: Formats) -> Self {
         let codes = ["a_codes", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
         let of_a = matches!(formats.a(), Format::Block(_)).then(|| k.tensor_map("a_scales"));

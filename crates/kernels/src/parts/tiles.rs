@@ -13,7 +13,6 @@ pub(crate) struct Tile {
     /// First row counted from the group's, and the atom of A's scales that holds the group's first row.
     pub row: Reg<U32>,
     pub atom: Reg<U32>,
-    /// First feature.
     pub feature: Reg<U32>,
     /// The group of a grouped problem.
     pub group: Option<Reg<U32>>,
@@ -48,7 +47,6 @@ pub(crate) struct Tiles {
     m: Reg<U32>,
     feature_tiles: Reg<U32>,
     groups: Option<(PointerParam, Reg<U32>)>,
-    /// The first tile, and from one to the next.
     first: Reg<U32>,
     stride: Reg<U32>,
 }

@@ -223,10 +223,7 @@ impl Variant {
 
     /// A name that tells variants of one configuration apart, the activation left out.
     pub fn name(&self) -> String {
-        let compute = match self.compute {
-            HalfFormat::F16 => "f16",
-            HalfFormat::Bf16 => "bf16",
-        };
+        let compute = self.compute.as_str();
         let out = match self.out {
             Out::F16 => "f16".into(),
             Out::Bf16 => "bf16".into(),

@@ -1,16 +1,24 @@
 //! Tiles of the kernel without prepack, and the shared memory that follows from them.
 
-use dualgemm_formats::ScaleLayout;
-use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
+use dualgemm_device::{Args, LaunchSpec};
+use dualgemm_formats::{BlockFormat, ScaleLayout};
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::HalfFormat;
+use dualgemm_ptx::layout::{
+    SmemLayout, SmemRegion, SmemTile, Swizzle, TensorDataType, TensorMap, TensorSwizzle,
+};
 
+use super::fused;
 use super::order::SPAN;
 use crate::Error;
-use crate::error::one_of;
-use crate::fused::Tile as _;
-use crate::limits::{SHARED_DATACENTER, STAGES, Valid};
+use crate::error::{one_of, refused};
+use crate::fused::{Fused, FusedArgs, Tile, Weights};
+use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid, check_address, fits};
+use crate::parts::format::Format;
 use crate::parts::staged::stage_over;
 use crate::parts::tma_tiles::Shape;
-use crate::parts::variant::Out;
+use crate::parts::variant::{Out, Variant};
 
 /// Features of a warpgroup, which multiplies 64 rows: gate and up of each.
 pub const GROUP_FEATURES: u32 = 32;
@@ -115,5 +123,56 @@ impl Config {
     pub fn name(&self) -> String {
         let Self { row_groups, tokens, stages, scale_layout } = self;
         format!("sm90a_plain_{}x{tokens}_s{stages}_{scale_layout}", row_groups * 64)
+    }
+}
+
+impl Tile for Config {
+    fn rules(&self) -> Rules {
+        Rules("sm90a plain")
+    }
+
+    fn generate(&self, variant: &Variant, _: Target) -> Result<Module, Error> {
+        fused::generate(self, variant)
+    }
+
+    fn shared(&self, variant: &Variant) -> Result<u32, Error> {
+        Ok(self.layout(variant.out)?.smem.bytes())
+    }
+
+    /// A is padded by zeros to a multiple of 128 of K and in the order of [`order`](super::order), what a kernel with the sink
+    /// `Permuted` writes; alpha is the tensor scale of each half times [`WEIGHT_FACTOR`](crate::sm90a::decode::WEIGHT_FACTOR).
+    fn formats(&self, _: &Variant) -> (Format, Option<Format>) {
+        (Format::Half(HalfFormat::F16), Some(Format::Block(BlockFormat::Nvfp4)))
+    }
+
+    fn launch(&self, kernel: &Fused<'_>, args: &FusedArgs) -> Result<LaunchSpec, Error> {
+        let (m, n, k) = args.size;
+        if !k.is_multiple_of(32) {
+            let expected = "K a multiple of 32, which rows of codes need for the TMA unit";
+            return refused("A", format!("[{m}, {k}]"), expected);
+        }
+        let padded = k.next_multiple_of(SPAN);
+        fits("A", "row stride in bytes", args.a.pitch, 2 * padded, 16)?;
+        let matrix = |ty, address, (rows, columns): (usize, usize), pitch, tile, swizzle| {
+            let size = (rows as u64, columns as u64);
+            kernel.device.tensor_map(&TensorMap::matrix(ty, address, size, pitch as u64, tile, swizzle))
+        };
+        let (a, tile) = (args.a, (self.tokens, 64));
+        let map = matrix(TensorDataType::F16, a.codes.0, (m, padded), a.pitch, tile, TensorSwizzle::B128)?;
+        let (mut list, mut scales) = (Args::new().tensor_map(map), Vec::new());
+        if let Weights::Rows(halves) = args.weights {
+            for (tensor, half) in ["the scales of gate", "the scales of up"].into_iter().zip(halves) {
+                check_address(tensor, half.scales, 2)?;
+                let (codes, tile) = (half.codes.0, (self.features(), ROW_BYTES));
+                let swizzle = TensorSwizzle::None;
+                let map = matrix(TensorDataType::U8, codes, (n, k / 2), half.pitch, tile, swizzle)?;
+                list = list.tensor_map(map);
+                scales.push(half.scales);
+            }
+        }
+        let list = args.sizes(scales.into_iter().fold(list, Args::ptr), k / 16);
+        let list = args.outputs(list, &kernel.variant)?;
+        let shape = self.shape();
+        Ok(kernel.launch(shape.grid(m, n), shape.threads()).args(list))
     }
 }

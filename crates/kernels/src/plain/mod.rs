@@ -7,5 +7,4 @@
 
 pub mod config;
 pub mod fused;
-mod host;
 pub mod order;

@@ -5,7 +5,6 @@
 pub mod config;
 pub mod fused;
 mod half_atoms;
-mod host;
 mod roles;
 mod scales;
 mod store;

@@ -1,12 +1,18 @@
 //! What may vary of the fused sm_120 kernel, and everything that follows from it. The only place that computes offsets.
 
+use dualgemm_device::LaunchSpec;
 use dualgemm_formats::BlockFormat;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
+use super::fused;
 use crate::Error;
-use crate::fused::Tile as _;
-use crate::limits::{SHARED_LEAST, STAGES, Valid};
+use crate::fused::{Fused, FusedArgs, Tile};
+use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
 use crate::parts::format::{ATOM_LINES, Format, Formats, STEP_K, StagedOperand, atom_k};
+use crate::parts::operand::gate_features;
+use crate::parts::variant::Variant;
 
 /// Features or tokens of a tile: whole matrix instructions, and parts of one atom of scales that begin nowhere else.
 const SIDE: Valid = Valid::OneOf(&[16, 32, 64, 128]);
@@ -185,5 +191,29 @@ impl Config {
         format!(
             "sm120a_fused_{features}x{tokens}_w{feature_warps}x{token_warps}x{k_groups}_k{stage_k}_s{stages}{format}"
         )
+    }
+}
+
+impl Tile for Config {
+    fn rules(&self) -> Rules {
+        Rules("sm120a fused")
+    }
+
+    fn generate(&self, variant: &Variant, target: Target) -> Result<Module, Error> {
+        fused::generate(self, variant, target)
+    }
+
+    fn shared(&self, _: &Variant) -> Result<u32, Error> {
+        Ok(self.layout()?.smem.bytes())
+    }
+
+    fn formats(&self, _: &Variant) -> (Format, Option<Format>) {
+        (Format::Block(self.format), Some(Format::Block(self.format)))
+    }
+
+    fn launch(&self, kernel: &Fused<'_>, args: &FusedArgs) -> Result<LaunchSpec, Error> {
+        let features = gate_features(&kernel.variant, args.size.1).div_ceil(self.features as usize);
+        let size = (args.tiles(self.tokens, features), 1, self.threads());
+        args.launch_clusters(kernel, self.parts(), size, self.rules())
     }
 }

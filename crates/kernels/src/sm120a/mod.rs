@@ -4,5 +4,4 @@
 
 pub mod config;
 pub mod fused;
-mod host;
 mod store;

@@ -5,4 +5,3 @@
 
 pub mod config;
 pub mod fused;
-mod host;

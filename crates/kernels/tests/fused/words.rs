@@ -21,7 +21,6 @@ fn formats(words: &[&str]) -> Formats {
     named.into_iter().find(|(name, _)| words.contains(name)).map_or(Formats::NVFP4, |(_, formats)| formats)
 }
 
-/// The configurations that the words name.
 pub fn configs(words: &[&str]) -> Vec<Config> {
     let has = |word| words.contains(&word);
     let known = [

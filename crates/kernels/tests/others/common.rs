@@ -45,14 +45,12 @@ pub fn poisoned(gpu: &dyn Device, bytes: usize) -> DevicePtr {
     ptr
 }
 
-/// A quantized matrix on the device.
 pub fn upload_codes(gpu: &dyn Device, matrix: &QuantizedMatrix<'_>) -> Codes {
     let (m, k) = (matrix.rows(), matrix.k());
     let (codes, scales) = (upload(gpu, matrix.codes()), upload(gpu, matrix.scales()));
     Codes { m, k, codes, pitch: matrix.row_stride(), scales }
 }
 
-/// A float matrix on the device.
 pub fn upload_floats(gpu: &dyn Device, matrix: &FloatMatrix<'_>) -> Floats {
     let bytes = matrix.to_le_bytes();
     let (m, k) = (matrix.rows(), matrix.cols());

@@ -37,7 +37,6 @@ struct Problem<'a> {
 #[derive(Debug)]
 pub(super) struct OfKernel {
     facts: Facts,
-    /// What it takes A as.
     order: Order,
     scheduler: Scheduler,
     /// The kernels for a problem, or why it takes none.
@@ -204,7 +203,6 @@ pub(super) const NATIVE: OfKernel = {
     }
 };
 
-/// Kernels of one configuration each.
 fn singles(configs: impl IntoIterator<Item = Config>) -> Result<Vec<Configs>, String> {
     Ok(configs.into_iter().map(|config| vec![config]).collect())
 }

@@ -57,7 +57,6 @@ enum Form {
     Nvfp4,
 }
 
-/// How a call is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Calls {
     /// On one stream.

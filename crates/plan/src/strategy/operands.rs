@@ -75,9 +75,7 @@ impl Weights<'_> {
     }
 
     /// Gate and up as a kernel reads them, those of groups behind each other; of gate and up apart each pack for itself.
-    ///
-    /// # Errors
-    /// If they are in another order than `form`.
+    /// Fails if they are in another order than `form`.
     pub(super) fn operands(self, form: WeightForm, op: Operation) -> Result<Vec<Operands>, Error> {
         let parts = match self {
             Self::One(weights) => weights.parts(),
@@ -101,10 +99,8 @@ impl Weights<'_> {
     }
 
     /// What sums of gate and up are multiplied by, where A's tensor scale is `a_scale`. Of groups what they have in
-    /// common: the rest is each one's own, in a table.
-    ///
-    /// # Errors
-    /// If all scales together are no normal f32, for any of the groups.
+    /// common: the rest is each one's own, in a table. Fails if all scales together are no normal f32, for any of the
+    /// groups.
     pub(super) fn alpha(self, epilogue: &Epilogue, a_scale: f32) -> Result<[f32; 2], Error> {
         match self {
             Self::One(weights) => sum_factors(weights.alpha(), epilogue, a_scale),
@@ -134,9 +130,7 @@ impl Weights<'_> {
 }
 
 /// What sums of gate and up are multiplied by: what belongs to the weights, the epilogue's factor and A's tensor scale.
-///
-/// # Errors
-/// If that is no normal f32: what is less would lose digits, or be 0.
+/// Fails if that is no normal f32: what is less would lose digits, or be 0.
 pub(super) fn sum_factors(weights: [f32; 2], epilogue: &Epilogue, a_scale: f32) -> Result<[f32; 2], Error> {
     let factor = |half, of_weights: f32, alpha: f32| {
         let exact = f64::from(of_weights) * f64::from(alpha) * f64::from(a_scale);

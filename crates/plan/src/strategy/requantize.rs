@@ -23,10 +23,7 @@ pub(super) struct Requantize {
 }
 
 impl Requantize {
-    /// Those for a problem, if its C has a dynamic scale.
-    ///
-    /// # Errors
-    /// If memory is lacking.
+    /// Those for a problem, if its C has a dynamic scale. Fails if memory is lacking.
     pub(super) fn of(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Option<Self>, Error> {
         let &DualGemmDesc { m, n, out, .. } = desc;
         let OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Dynamic } = out else { return Ok(None) };
@@ -44,10 +41,7 @@ impl Requantize {
         Destination { c: self.scratch.ptr(), scales: null, scale: 1.0, dynamic_scale: null }
     }
 
-    /// Lists the launches that bring the product's `m` rows to C.
-    ///
-    /// # Errors
-    /// If an address is misaligned.
+    /// Lists the launches that bring the product's `m` rows to C. Fails if an address is misaligned.
     pub(super) fn specs(&self, m: usize, to: &Destination, specs: &mut Vec<LaunchSpec>) -> Result<(), Error> {
         let n = self.n;
         let c = Floats { m, k: n, values: self.scratch.ptr(), pitch: 4 * n };

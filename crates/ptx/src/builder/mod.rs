@@ -33,7 +33,8 @@ macro_rules! words {
         pub enum $name { $($(#[$attribute])* #[doc = $doc] $value,)* }
 
         impl $name {
-            pub(super) const fn as_str(self) -> &'static str {
+            /// The word.
+            pub const fn as_str(self) -> &'static str {
                 match self { $($name::$value => $word,)* }
             }
         }

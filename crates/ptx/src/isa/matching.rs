@@ -145,7 +145,6 @@ pub(crate) trait Scope {
 /// How well an instruction's operands fit a form whose opcode it has.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fit {
-    /// They do.
     Yes,
     /// The operand of this index (or the one missing there) does not: what belongs there instead.
     No(usize, String),

@@ -26,7 +26,6 @@ pub enum OperandFormat {
 }
 
 impl OperandFormat {
-    /// The code, and the kind it is of.
     const fn code(self) -> (u32, &'static str) {
         match self {
             OperandFormat::F16 => (0, "f16"),

@@ -34,7 +34,6 @@ impl<'a> Cursor<'a> {
         self.tokens[self.next()]
     }
 
-    /// The token after the next one.
     pub(super) fn peek_second(&self) -> Token<'a> {
         let rest = &self.tokens[self.next()..];
         rest.iter().skip(1).find(|t| t.kind != Kind::Comment).copied().unwrap_or(rest[0])

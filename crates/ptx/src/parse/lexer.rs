@@ -13,7 +13,6 @@ pub(super) enum Kind {
     Number,
     /// A string; the text excludes the quotes.
     Text,
-    /// One character of punctuation.
     Punct(char),
     /// A comment; the text excludes the comment signs.
     Comment,

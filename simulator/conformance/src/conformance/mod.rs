@@ -16,8 +16,8 @@
 //! ```
 //!
 //! What is expected is written as the 64-bit FNV-1a hash of the bytes. Expected results were computed by the simulator
-//! and certified by a card, see [`record`] and `benchmarks/record/`; those of arithmetic that Rust has itself are also
-//! computed independently, by `tests/oracle.rs`, and those of chips that were not at hand by what generates the case.
+//! and certified by a card, see [`record`] and `benchmarks/record/`; those of chips that were not at hand are computed by what
+//! generates the case.
 
 use dualgemm_device::{Args, Device, DevicePtr, Error as DeviceError, LaunchSpec};
 use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};

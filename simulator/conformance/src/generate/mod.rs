@@ -51,12 +51,10 @@ pub struct Draft {
 /// Stands in a draft for what an output must hold.
 pub const BLANK: &str = "= ?";
 
-/// The samples of a row.
 fn samples(row: &'static Row) -> Vec<Instruction> {
     row.samples().into_iter().map(|s| s.instruction).collect()
 }
 
-/// The samples of the row of this name.
 fn samples_of(row: &str) -> Vec<Instruction> {
     isa::row(row).map(samples).unwrap_or_default()
 }
@@ -85,7 +83,6 @@ fn indented(body: &str) -> String {
     text
 }
 
-/// The bytes of words.
 fn bytes_of(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }

@@ -54,7 +54,6 @@ impl Raw {
         Raw { head, parameters, ..Raw::new(name, rows, "", "") }
     }
 
-    /// With this body.
     pub fn body(mut self, body: &str) -> Raw {
         self.body = body.into();
         self
@@ -79,7 +78,6 @@ impl Raw {
         self
     }
 
-    /// For another target.
     pub fn target(mut self, target: &'static str, version: &'static str) -> Raw {
         (self.target, self.version) = (target, version);
         self

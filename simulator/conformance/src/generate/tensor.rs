@@ -15,7 +15,6 @@ pub struct Map {
     pub extents: Vec<usize>,
     /// Element strides.
     pub steps: Vec<usize>,
-    /// Swizzle.
     pub swizzle: &'static str,
     /// What lies outside.
     pub fill: &'static str,
@@ -55,7 +54,6 @@ impl Map {
         )
     }
 
-    /// Bytes of a box.
     pub fn box_bytes(&self) -> usize {
         self.extents.iter().zip(&self.steps).map(|(e, s)| e.div_ceil(*s)).product::<usize>() * self.size
     }

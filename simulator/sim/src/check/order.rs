@@ -67,7 +67,6 @@ impl Actors {
 pub struct Places {
     /// CTAs by rank.
     pub ctas: Vec<[u32; 3]>,
-    /// The numbers of actors.
     pub actors: Actors,
 }
 

@@ -147,7 +147,6 @@ impl Eras {
         self.waited.get_or_insert_with(waited).clone()
     }
 
-    /// What has this number.
     pub fn get(&self, era: Era) -> Option<&Outside> {
         self.known.get((era as usize).checked_sub(1)?).map(|outside| &**outside)
     }

@@ -8,7 +8,6 @@ pub enum Memory {
     Global,
     /// The shared memory of the CTA with this rank.
     Shared(u32),
-    /// An mbarrier there.
     Mbarrier(u32),
 }
 

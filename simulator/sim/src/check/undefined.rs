@@ -36,7 +36,6 @@ pub struct Origin {
 pub struct Hole {
     /// One bit for each byte.
     pub bytes: u32,
-    /// Of the first.
     pub origin: Origin,
 }
 

@@ -7,7 +7,6 @@ use dualgemm_ptx::Name;
 use dualgemm_ptx::ast::{AddressBase, Immediate};
 use std::collections::HashMap;
 
-/// What a name stands for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Symbol {
     Reg(Reg),
@@ -56,7 +55,6 @@ impl Names {
         }
     }
 
-    /// What a name means here.
     pub fn get(&self, name: &str) -> Option<&Symbol> {
         self.0.iter().rev().find_map(|scope| scope.get(name))
     }
@@ -131,7 +129,6 @@ impl Ins<'_> {
         }
     }
 
-    /// A name as a value.
     fn named(&self, name: &Name, offset: i64, ty: Type) -> Decoded<Src> {
         match self.names.get(name) {
             Some(Symbol::Reg(reg)) => Ok(Src::Reg(*reg)),

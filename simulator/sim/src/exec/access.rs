@@ -133,7 +133,6 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Who has made an access.
     pub(super) fn earlier(&self, a: Access) -> Party<u32> {
         Party::new(format!("earlier {}", a.kind.noun()), a.pc).of(self.places.of(a.actor))
     }

@@ -31,7 +31,6 @@ struct Barrier {
     kind: Kind,
     /// Whether the warp executes it as one.
     aligned: bool,
-    /// Barrier number.
     id: Src,
     /// Threads that take part; all if absent.
     count: Option<Src>,

@@ -41,7 +41,6 @@ impl MbarrierObject {
     }
 }
 
-/// Who has initialized an mbarrier.
 #[derive(Debug, Clone, Copy)]
 pub struct Initializer {
     pub actor: Actor,

@@ -12,10 +12,8 @@ use crate::semantics::fragment::{wgmma_a, wgmma_d};
 use crate::semantics::instr_desc::Accumulator;
 use crate::semantics::smem_desc::{Major, SmemDesc};
 
-/// Warps of a warpgroup.
 const WARPS: usize = 4;
 
-/// Where A comes from.
 #[derive(Debug, Clone)]
 pub enum A {
     Descriptor(Src, Major),

@@ -53,7 +53,6 @@ pub struct MbarrierObject {
     pub state: Mbarrier,
     /// Instruction that initialized it.
     pub init_pc: u32,
-    /// Who initialized it.
     pub init: Initializer,
     /// The round of the cluster barrier at which the one who initialized it has arrived, if only relaxed.
     pub announced: Option<u64>,

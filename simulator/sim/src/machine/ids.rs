@@ -33,7 +33,6 @@ pub type SpecialRegister = (&'static str, fn(&Ids, usize) -> [u64; 32]);
 /// How many of the first special registers have components.
 pub const VECTORS: usize = 8;
 
-/// All special registers.
 pub const SPECIALS: &[SpecialRegister] = &[
     ("%tid", |ids, i| ids.tid[i].map(u64::from)),
     ("%ntid", |ids, i| all(ids.ntid[i])),

@@ -21,7 +21,6 @@ use crate::memory::local::Local;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What a scope stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ScopeKind {
     /// The whole kernel.
@@ -48,7 +47,6 @@ pub struct Scope {
     pub expected: u32,
     /// Lanes that are there.
     pub arrived: u32,
-    /// What they know.
     known: Known,
     /// What their fences deal with.
     pub carried: Carried,
@@ -97,7 +95,6 @@ pub struct Warp {
     pub clock: u32,
     /// Whether its lanes are ordered only by what orders threads.
     pub apart: bool,
-    /// Which of them have acted and are not.
     pub acted: Acted,
     slot_used: [u32; GROUPS_PER_WARP],
 }

@@ -35,7 +35,6 @@ impl Reg {
     }
 }
 
-/// Where a value comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Src {
     Reg(Reg),
@@ -108,7 +107,6 @@ pub struct Kernel {
     pub(crate) callees: Vec<Callee>,
     /// Its parameters.
     pub params: Vec<Param>,
-    /// Bytes of all parameters.
     pub(crate) param_bytes: u32,
     /// Rows of 32-bit, 64-bit and predicate registers.
     pub(crate) rows: [u32; 3],

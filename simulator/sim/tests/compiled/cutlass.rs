@@ -56,7 +56,6 @@ impl Recording {
         Recording { ptx, launch }
     }
 
-    /// What a line says after its first word.
     fn line(&self, key: &str) -> &str {
         self.launch.lines().find_map(|l| l.strip_prefix(key)).unwrap().trim()
     }

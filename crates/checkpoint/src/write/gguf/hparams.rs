@@ -62,10 +62,8 @@ fn u32_of(n: usize) -> GgufValue {
 }
 
 impl Hparams {
-    /// Reads a configuration; `path` is where the model comes from.
-    ///
-    /// # Errors
-    /// If a number is missing, or the model does what llama.cpp does not.
+    /// Reads a configuration; `path` is where the model comes from. Fails if a number is missing, or the model does
+    /// what llama.cpp does not.
     pub(super) fn of(config: &Value, path: &Path) -> Result<Self, Error> {
         let read = Reader { config, path };
         let json = JsonFile { path: path.into(), value: config.clone() };

@@ -64,10 +64,7 @@ fn fault(file: &Path, key: &str, found: impl Into<String>, valid: &str) -> Error
 }
 
 /// The metadata of the tokenizer beside a model of `vocabulary` rows. Without a tokenizer the file says so, and takes
-/// numbers of tokens alone.
-///
-/// # Errors
-/// If the tokenizer is of a kind that is not written here.
+/// numbers of tokens alone. Fails if the tokenizer is of a kind that is not written here.
 pub(super) fn metadata(
     beside: &[PathBuf],
     config: &Value,

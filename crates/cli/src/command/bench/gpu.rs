@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::path::Path;
 
 use anyhow::Context as _;
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::device::Device as _;
 use dualgemm::gemm::{AOperand, DualGemmDesc, GateUp};
 use dualgemm::strategies::measure::{self, CardLimits, Problem, Protocol, Sets};
@@ -42,7 +42,7 @@ impl Operands {
         let a = activations(&desc)?;
         let sample = RowSample::within(desc.m, desc.flops() / desc.m as f64 / 2.0, REFERENCE_BUDGET, 1);
         let want = match check {
-            true => reference_rows(&desc.epilogue, &a, &sample, weights, &|_| {})?,
+            true => Reference::new(&a, &sample).values(&desc.epilogue, weights)?,
             false => Vec::new(),
         };
         let rows = if check { sample.rows().to_vec() } else { Vec::new() };

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dualgemm::check::{RowSample, bounded_runs, mixture_rows, mlp_rows};
+use dualgemm::check::{Reference, RowSample};
 use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Bounded, DualGemmDesc, GateUp, GatedMlp, Linear, Operation, OutFormat, OutScale,
@@ -65,7 +65,6 @@ fn matrix(inputs: &mut Inputs, name: &str, n: usize, k: usize) -> anyhow::Result
     Ok(inputs.quantized(name, BlockFormat::Nvfp4, (n, k), (CodeSet::Full, ScaleSet::Unit), scale)?)
 }
 
-/// Gate and up of a shape.
 pub(in crate::command) fn weights(shape: Shape) -> anyhow::Result<GateUp<'static>> {
     gate_up(&mut Inputs::seeded(SEED), shape)
 }
@@ -234,18 +233,15 @@ impl Operands {
     ) -> anyhow::Result<f64> {
         let (first, last) = (desc.first(), desc.last());
         let sample = RowSample::within(first.m, desc.multiplications_per_row(), REFERENCE_BUDGET, 1);
+        let of = Reference::new(a, &sample);
         let want: Vec<Bounded> = match (&self.weights, desc, routing) {
-            (Weights::GateUp(weights), _, _) => {
-                let features = |run| Ok(weights.features(run)?);
-                bounded_runs(&last.epilogue, a, &sample, last.n, &features, &|_| {})?
-            }
+            (Weights::GateUp(weights), _, _) => of.bounded(&last.epilogue, weights)?,
             (Weights::Linear(weights), _, _) => {
-                let features = |run| Ok(weights.features(run)?);
-                bounded_runs(&last.epilogue, a, &sample, last.n, &features, &|_| {})?
+                of.runs(&last.epilogue, last.n, &|run| Ok(weights.features(run)?))?
             }
-            (Weights::Mlp(weights), AnyDesc::Mlp(desc), _) => mlp_rows(desc, a, &sample, weights, &|_| {})?,
+            (Weights::Mlp(weights), AnyDesc::Mlp(desc), _) => of.mlp(desc, weights)?,
             (Weights::Mixture(experts), AnyDesc::Mixture(desc), Some(routing)) => {
-                mixture_rows(desc, a, &sample, routing.as_ref(), (experts, None), &|_| {})?
+                of.mixture(desc, routing.as_ref(), (experts, None))?
             }
             _ => unreachable!("the description is these operands'"),
         };

@@ -13,7 +13,6 @@ pub const SCALE_WORDS: u32 = 8;
 /// Kind, types of A and B, type of D, scales per row of an instruction, their type.
 pub type Format = (&'static str, &'static str, &'static str, &'static str, u32, &'static str);
 
-/// One product.
 #[derive(Clone)]
 pub struct Product {
     pub group: u32,

@@ -217,7 +217,6 @@ pub(in crate::exec) fn dot(signed: [bool; 2], half: Option<bool>, a: u32, b: u32
     sum as u32
 }
 
-/// Compares two values as the comparison says.
 pub(in crate::exec) fn compares(c: Comparison, a: u64, b: u64) -> bool {
     match c {
         Comparison::Float(op, format, ftz) => {

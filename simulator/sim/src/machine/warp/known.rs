@@ -18,7 +18,6 @@ impl Known {
         Known { apart, list: smallvec![(lanes, view)] }
     }
 
-    /// What a lane knows.
     pub fn of(&self, lane: usize) -> Arc<View> {
         let entry = self.list.iter().find(|(lanes, _)| lanes >> lane & 1 != 0).or(self.list.first());
         entry.map(|(_, view)| view.clone()).unwrap_or_default()
@@ -43,7 +42,6 @@ impl Known {
         Arc::new(all)
     }
 
-    /// Changes what these lanes know.
     pub fn change(&mut self, lanes: u32, f: impl Fn(&mut View)) {
         for i in 0..self.list.len() {
             let (some, view) = &mut self.list[i];
