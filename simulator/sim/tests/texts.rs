@@ -7,13 +7,10 @@
 //!
 //! `cases/` has texts of a few lines, and what comes of each; `declared.txt` says how they are written.
 
-#[path = "../../../crates/checkpoint/tests/common/lines.rs"]
-mod lines;
-
+use dualgemm_cases::{expanded, fits, paragraphs};
 use dualgemm_device::{Args, Device, Error, LaunchSpec};
 use dualgemm_ptx::Target;
 use dualgemm_sim::{Card, Checks, Config, Gpu};
-use lines::{expanded, fits, paragraphs};
 use std::path::{Path, PathBuf};
 
 fn dims(text: &str) -> [u32; 3] {

@@ -2,11 +2,11 @@
 //! they are written.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use crate::common::lines::{Lines, expanded, fits, paragraphs};
 use crate::common::*;
+use dualgemm_cases::{Lines, expanded, fits, named, paragraphs, parse};
 use dualgemm_checkpoint::activations::read;
+use dualgemm_checkpoint::gguf::GgufValue;
 use dualgemm_checkpoint::safetensors::serialize;
 use dualgemm_checkpoint::validate::Finding;
 use dualgemm_checkpoint::write::{Model, Output, WriteReport, write};
@@ -19,10 +19,6 @@ use dualgemm_gemm::AFormat;
 use half::bf16;
 use serde_json::Value;
 use tempfile::TempDir;
-
-fn parse<T: FromStr>(word: &str) -> T {
-    word.parse().ok().unwrap_or_else(|| panic!("`{word}`"))
-}
 
 fn optional(word: Option<&str>) -> Option<f32> {
     word.filter(|word| *word != "none").map(parse)
@@ -127,7 +123,7 @@ fn option(options: &mut OpenOptions, name: &str, value: &str) {
         "within" => options.within = Some(value.into()),
         "order" => options.gate_up_order = Some(parse(value)),
         "nibbles" => options.nibble_order = Some(serde_json::from_value(value.into()).unwrap()),
-        "scales" => options.scale_layout = ScaleLayout::ALL.into_iter().find(|l| l.to_string() == value),
+        "scales" => options.scale_layout = Some(named(ScaleLayout::ALL, value)),
         "bad-input-scale" => options.bad_input_scale = BadInputScale::One,
         other => panic!("no option `{other}`"),
     }
@@ -255,6 +251,19 @@ fn source<'c>(c: &'c Checkpoint, which: &str) -> Result<LinearSource<'c>, Error>
     }
 }
 
+/// A number, a list of numbers, or a text.
+fn gguf_value(text: &str) -> GgufValue {
+    match json(text) {
+        Some(Value::Array(all)) => {
+            let bytes = all.iter().flat_map(|n| (n.as_u64().unwrap() as u32).to_le_bytes());
+            GgufValue::Array { element: 4, len: all.len() as u64, bytes: bytes.collect() }
+        }
+        Some(Value::Number(number)) => GgufValue::U32(number.as_u64().unwrap() as u32),
+        Some(Value::String(text)) => GgufValue::String(text),
+        _ => panic!("`{text}`"),
+    }
+}
+
 /// A checkpoint, and what it was written as.
 struct Case {
     f: Fixture,
@@ -266,7 +275,11 @@ impl Case {
     fn open(&self) -> Result<Checkpoint, Error> {
         match (&self.written, self.f.metadata.get("gguf")) {
             (Some((_, path, _)), _) => Checkpoint::open(path, &defaults()),
-            (None, Some(architecture)) => Ok(open_gguf(architecture, &[], &self.f.tensors, &self.options)),
+            (None, Some(architecture)) => {
+                let entries = self.f.metadata.iter().filter(|(key, _)| *key != "gguf");
+                let entries: Vec<_> = entries.map(|(key, text)| (key.as_str(), gguf_value(text))).collect();
+                Ok(open_gguf(architecture, &entries, &self.f.tensors, &self.options))
+            }
             (None, None) => self.f.open(&self.options),
         }
     }

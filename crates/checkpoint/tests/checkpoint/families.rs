@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::common::lines::fits;
 use crate::common::{
     Fixture, Weight, assert_has, assert_starts, defaults, gguf_mlps, message, modelopt_config, open_gguf,
 };
+use dualgemm_cases::fits;
 use dualgemm_checkpoint::gguf::GgufValue;
 use dualgemm_checkpoint::write::config_to_gguf;
 use dualgemm_checkpoint::{Checkpoint, Family, JsonFile, MlpKind, OpenOptions, Stated};

@@ -2,8 +2,6 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
-pub mod lines;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

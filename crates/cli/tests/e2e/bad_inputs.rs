@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::common::{Tensors, arg, changed, data, dualgemm, extract, filled, tensors, write};
-use crate::lines::fits;
 use crate::operations::{drawn, mixture, mixture_of, routing};
+use dualgemm_cases::fits;
 use safetensors::Dtype;
 
 /// A run of a mixture of experts 0, 1 and 3 and a shared one.

@@ -8,8 +8,6 @@ mod estimate;
 #[cfg(feature = "lab")]
 mod export;
 mod gpu_kernels;
-#[path = "../../../checkpoint/tests/common/lines.rs"]
-mod lines;
 mod memory;
 mod operations;
 mod quantize;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::common::{changed, data, filled, held, json, rel_l2, tensor, text};
-use crate::lines::{Lines, expanded, fits, paragraphs};
 use crate::operations::{mixture, routing};
+use dualgemm_cases::{Lines, expanded, fits, paragraphs};
 use serde_json::Value;
 
 /// The value at `/a/0/key=value/*`: the entry that has this value for that key, and a list of all.

@@ -9,9 +9,6 @@ mod card;
 mod experts;
 #[cfg(feature = "sim")]
 mod gpu;
-#[cfg(feature = "sim")]
-#[path = "../../../checkpoint/tests/common/lines.rs"]
-mod lines;
 mod mlp;
 #[cfg(feature = "sim")]
 mod on_device;

@@ -1,30 +1,18 @@
 //! The plans of `products.txt`, which says how they are written.
 
-use std::str::FromStr;
-
 use dualgemm::formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Activation, DualGemmDesc, GateUp, OutFormat, OutScale, QuantizeA, bounded_reference,
 };
 use dualgemm::{DualGemm, GpuId, GpuOptions, Plan, Target};
+use dualgemm_cases::{expanded, fits, named, paragraphs, parse};
 
 use crate::blackwell::{mxfp4, mxfp4_pair};
 use crate::gpu::{error, operand};
-use crate::lines::{expanded, fits, paragraphs};
 use crate::{expert, experts, mlp};
 
-fn parse<T: FromStr>(word: &str) -> T {
-    word.parse().ok().unwrap_or_else(|| panic!("`{word}`"))
-}
-
-fn layout(name: &str) -> ScaleLayout {
-    let found = ScaleLayout::ALL.into_iter().find(|layout| layout.to_string() == name);
-    found.unwrap_or_else(|| panic!("`{name}`"))
-}
-
 fn a_format(name: &str) -> AFormat {
-    let all = [AFormat::F32, AFormat::F16, AFormat::Bf16, AFormat::Nvfp4, AFormat::Mxfp4];
-    all.into_iter().find(|format| format.to_string() == name).unwrap_or_else(|| panic!("`{name}`"))
+    named([AFormat::F32, AFormat::F16, AFormat::Bf16, AFormat::Nvfp4, AFormat::Mxfp4], name)
 }
 
 fn out_format(text: &str) -> OutFormat {
@@ -32,7 +20,7 @@ fn out_format(text: &str) -> OutFormat {
         ["nvfp4", order, scale] => {
             let global_scale =
                 if scale == "dynamic" { OutScale::Dynamic } else { OutScale::Static(parse(scale)) };
-            OutFormat::Nvfp4 { scale_layout: layout(order), global_scale }
+            OutFormat::Nvfp4 { scale_layout: named(ScaleLayout::ALL, order), global_scale }
         }
         ["f32"] => OutFormat::F32,
         ["f16"] => OutFormat::F16,
@@ -69,7 +57,7 @@ impl<'l> Case<'l> {
                 ("alphas", "") => (desc.epilogue.alpha_gate, desc.epilogue.alpha_up) = (0.5, -2.0),
                 ("swigluoai", "") => desc.epilogue.activation = Activation::SWIGLU_OAI,
                 ("groups", number) => options.groups = parse(number),
-                ("a-scales", order) => options.a_scale_layout = layout(order),
+                ("a-scales", order) => options.a_scale_layout = named(ScaleLayout::ALL, order),
                 ("gate-bias" | "up-bias" | "biased" | "linear" | "as-rows" | "mlp", "") | ("planned", _) => {}
                 _ => panic!("`{word}`"),
             }

@@ -3,6 +3,7 @@
 //! stage of a tile is the ring's first, where the epilogue writes, and kernels whose CTAs take several tiles get fewer CTAs than the card holds.
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_cases::parse;
 use dualgemm_device::{Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AOperand, Activation, GateUp};
@@ -23,7 +24,7 @@ use dualgemm_mutate::Refused;
 use dualgemm_sim::Card;
 
 use crate::mixture::mixture;
-use crate::words::{configs, parse, variant};
+use crate::words::{configs, variant};
 
 type Shape = (usize, usize, usize);
 type Run = Box<dyn Fn(&dyn Device) -> Result<Vec<u8>, Refused> + Sync>;

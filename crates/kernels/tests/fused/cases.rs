@@ -2,14 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use dualgemm_cases::{expanded, fits, paragraphs, parse};
 use dualgemm_kernels::fused::{Config, Fused};
 use dualgemm_kernels::parts::variant::Scheduler;
 use dualgemm_sim::Card;
 use rayon::prelude::*;
 
-use crate::lines::{expanded, fits, paragraphs};
 use crate::problem::{check_halves, check_on, gpu, simulator};
-use crate::words::{configs, parse, variant};
+use crate::words::{configs, variant};
 
 /// The values of a dimension, for a tile of so many tokens and features.
 fn dimension(text: &str, tile: [u32; 2]) -> Vec<usize> {

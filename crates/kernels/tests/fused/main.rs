@@ -5,8 +5,6 @@ mod cases;
 mod exact;
 mod few_tokens;
 mod hopper;
-#[path = "../../../checkpoint/tests/common/lines.rs"]
-mod lines;
 mod others;
 mod problem;
 mod words;

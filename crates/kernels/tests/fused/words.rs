@@ -1,7 +1,6 @@
 //! Configurations and variants as words, which `cases/hopper.txt` explains.
 
-use std::str::FromStr;
-
+use dualgemm_cases::{named, parse};
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::fp8::config::Config as Fp8;
@@ -15,15 +14,6 @@ use dualgemm_kernels::sm100a::config::{Config as Sm100, Side};
 use dualgemm_kernels::sm120a::config::Config as Sm120;
 use dualgemm_kernels::warpwise::config::Config as Warpwise;
 use dualgemm_ptx::builder::HalfFormat;
-
-pub fn parse<T: FromStr>(word: &str) -> T {
-    word.parse().ok().unwrap_or_else(|| panic!("`{word}`"))
-}
-
-fn layout(name: &str) -> ScaleLayout {
-    let found = ScaleLayout::ALL.into_iter().find(|layout| layout.to_string() == name);
-    found.unwrap_or_else(|| panic!("`{name}`"))
-}
 
 fn formats(words: &[&str]) -> Formats {
     let wide = |half| Formats::Wide(half);
@@ -95,9 +85,12 @@ pub fn configs(words: &[&str]) -> Vec<Config> {
             })
         }
         ("fp8", &[row_groups, tokens, stages]) => Config::Fp8(Fp8 { row_groups, tokens, stages }),
-        ("plain", &[row_groups, tokens, stages]) => {
-            Config::Plain(Plain { row_groups, tokens, stages, scale_layout: layout(words[4]) })
-        }
+        ("plain", &[row_groups, tokens, stages]) => Config::Plain(Plain {
+            row_groups,
+            tokens,
+            stages,
+            scale_layout: named(ScaleLayout::ALL, words[4]),
+        }),
         ("warpwise", &[halves, tokens, k_groups, chunks]) => {
             Config::Warpwise(Warpwise { halves, tokens, k_groups, chunks })
         }
@@ -144,8 +137,10 @@ pub fn variant<'w>(words: &[&'w str]) -> (Variant, Vec<&'w str>) {
             "stream-k" => variant.scheduler = Scheduler::StreamK,
             "twice" | "halves" => check.push(*word),
             other => match other.split_once(':') {
-                Some(("nvfp4", name)) => variant.out = Out::Nvfp4 { scale_layout: layout(name) },
-                Some(("codes", name)) => variant.codes = Some(layout(name)),
+                Some(("nvfp4", name)) => {
+                    variant.out = Out::Nvfp4 { scale_layout: named(ScaleLayout::ALL, name) }
+                }
+                Some(("codes", name)) => variant.codes = Some(named(ScaleLayout::ALL, name)),
                 _ => variant.program = parse::<Activation>(other).program(),
             },
         }

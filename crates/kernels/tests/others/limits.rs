@@ -1,12 +1,12 @@
 //! Every rule of a configuration: values on both sides of its bounds, and what is said of those that it refuses. `limits.txt` has
 //! them.
 
+use dualgemm_cases::{expanded, fits, paragraphs, parse};
 use dualgemm_kernels::Error;
 use dualgemm_kernels::fused::Config;
 use dualgemm_kernels::limits::Valid;
 
-use crate::lines::{expanded, fits, paragraphs};
-use crate::words::{configs, parse, variant};
+use crate::words::{configs, variant};
 
 /// The kernel's name in messages, and what is said of a configuration.
 fn layout(words: &str) -> (&'static str, Option<String>) {

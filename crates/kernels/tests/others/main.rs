@@ -6,8 +6,6 @@ mod atoms;
 mod common;
 mod cutlass;
 mod limits;
-#[path = "../../../checkpoint/tests/common/lines.rs"]
-mod lines;
 mod mixture;
 mod pack;
 mod rowwise;

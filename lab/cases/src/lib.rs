@@ -1,4 +1,18 @@
-//! Files of cases, line by line: paragraphs, what stands for what in them, and which texts fit a pattern.
+//! Files of test cases, line by line: paragraphs, what stands for what in them, what their words are, and which texts fit a
+//! pattern. Every product's tests read their tables with it.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// What a word says.
+pub fn parse<T: FromStr>(word: &str) -> T {
+    word.parse().ok().unwrap_or_else(|| panic!("`{word}`"))
+}
+
+/// The one of these that prints as the word.
+pub fn named<T: Display>(all: impl IntoIterator<Item = T>, word: &str) -> T {
+    all.into_iter().find(|one| one.to_string() == word).unwrap_or_else(|| panic!("`{word}`"))
+}
 
 /// Whether a text is this, with anything in place of each `…`.
 pub fn fits(text: &str, pattern: &str) -> bool {
