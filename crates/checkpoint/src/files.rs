@@ -93,6 +93,7 @@ impl TensorFiles {
         // A file that stands alone may carry the configuration itself.
         let carried = if lone { model_config::from_metadata(&this.metadata, path)? } else { None };
         this.config = carried.map_or_else(beside, |carried| Ok(Some(carried)))?;
+        this.config.iter().try_for_each(model_config::check_parts)?;
         this.hf_quant_config = read_json(&configs.join("hf_quant_config.json"))?;
         Ok(this)
     }

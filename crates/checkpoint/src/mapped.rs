@@ -34,8 +34,15 @@ impl MappedFile {
             // file: outputs are written under a temporary name and renamed, which leaves mapped files untouched.
             unsafe { Mmap::map(&file) }
         });
-        let map = map.transpose();
-        Ok(Self { path: path.into(), map: map.map_err(|e| io("map", e))? })
+        let map = map.transpose().map_err(|e| io("map", e))?;
+        if map.as_ref().is_some_and(|map| map.starts_with(b"version https://git-lfs")) {
+            return Err(Error::Path {
+                file: path.into(),
+                found: "is a pointer of Git LFS, not the file itself".into(),
+                valid: "`git lfs pull` downloads the file",
+            });
+        }
+        Ok(Self { path: path.into(), map })
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -19,8 +19,6 @@ const METADATA: &str = "config.json";
 pub(crate) const ARCHITECTURE: &str = "general.architecture";
 /// Numbers of element types in GGUF's metadata.
 const F32: u32 = 6;
-const F64: u32 = 12;
-const I32: u32 = 5;
 /// Where configurations of several models have the language model's, before their own entries.
 const LANGUAGE_MODEL: [&str; 4] =
     ["/text_config", "/llm_config", "/language_config", "/thinker_config/text_config"];
@@ -37,8 +35,22 @@ pub fn model_field<'c>(config: &'c Value, key: &str) -> Option<&'c Value> {
     parts(config).find_map(|part| part.get(key).filter(|value| !value.is_null()))
 }
 
+/// Refuses a part for the language model that is no object, and a type of model that is no name: either would pass for none at
+/// all, and what it says would be lost.
+pub(crate) fn check_parts(config: &JsonFile) -> Result<(), Error> {
+    let all = || parts(&config.value).filter(|part| !part.is_null());
+    let part = all().find(|part| !part.is_object()).map(|part| ("text_config", part, "an object"));
+    let mut types = all().filter_map(|part| part.get("model_type"));
+    let name = types.find(|name| !name.is_string() && !name.is_null());
+    let name = name.map(|name| ("model_type", name, "the name of a type of model"));
+    let Some((key, found, valid)) = part.or(name) else { return Ok(()) };
+    let (file, key, valid) = (config.path.clone(), key.into(), valid.into());
+    Err(Error::Config { file, key, found: found.to_string(), valid })
+}
+
 /// How configurations say how many routed experts each layer has.
-pub(crate) const EXPERT_COUNT: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+pub(crate) const EXPERT_COUNT: [&str; 4] =
+    ["num_experts", "num_local_experts", "n_routed_experts", "expert_count"];
 
 /// How many routed experts each layer has, where the configuration gives one number for all of them.
 pub(crate) fn expert_count(config: &Value) -> Option<usize> {
@@ -217,7 +229,7 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
 
 /// A metadata value as a configuration has it. A number that JSON has no word for becomes text, so that it is refused and
 /// not taken for nothing.
-fn from_value(value: &GgufValue) -> Value {
+pub(crate) fn from_value(value: &GgufValue) -> Value {
     let number = |number: f64| if number.is_finite() { json!(number) } else { json!(number.to_string()) };
     match value {
         GgufValue::F32(x) => number(f64::from(*x)),
@@ -232,19 +244,12 @@ fn from_value(value: &GgufValue) -> Value {
         GgufValue::I32(x) => json!(x),
         GgufValue::U64(x) => json!(x),
         GgufValue::I64(x) => json!(x),
-        GgufValue::Array { element: F32, bytes, .. } => bytes
-            .chunks_exact(4)
-            .map(|b| number(f32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()))
-            .collect(),
-        GgufValue::Array { element: F64, bytes, .. } => {
-            let eight = |b: &[u8]| b.try_into().map_or(f64::NAN, f64::from_le_bytes);
-            bytes.chunks_exact(8).map(|b| number(eight(b))).collect()
-        }
-        GgufValue::Array { element: I32, bytes, .. } => {
-            bytes.chunks_exact(4).map(|b| json!(i32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
-        }
-        GgufValue::Array { element, .. } => {
-            json!(format!("an array of {}", GgufValue::type_name(*element)))
+        GgufValue::Array { element, bytes, .. } => {
+            let size = GgufValue::min_len(*element).unwrap_or(1);
+            let numbers =
+                bytes.chunks_exact(size).map(|b| Some(from_value(&GgufValue::number(*element, b)?)));
+            let other = || json!(format!("an array of {}", GgufValue::type_name(*element)));
+            numbers.collect::<Option<Value>>().unwrap_or_else(other)
         }
     }
 }
@@ -328,11 +333,8 @@ mod tests {
         assert_eq!(of(GgufValue::F64(2.5)), json!(2.5));
         assert_eq!(of(GgufValue::U32(7)), json!(7));
         let f64s = [0.5f64, 2.5].iter().flat_map(|x| x.to_le_bytes()).collect();
-        assert_eq!(of(array(F64, f64s, 8)), json!([0.5, 2.5]));
-        assert_eq!(
-            of(array(I32, [0i32, 4].iter().flat_map(|x| x.to_le_bytes()).collect(), 4)),
-            json!([0, 4])
-        );
+        assert_eq!(of(array(12, f64s, 8)), json!([0.5, 2.5]));
+        assert_eq!(of(array(5, [0i32, 4].iter().flat_map(|x| x.to_le_bytes()).collect(), 4)), json!([0, 4]));
         // None of these is a limit, and none may pass for no limit.
         assert_eq!(of(f32s(&[f32::NAN, 1.0])), json!(["NaN", 1.0]));
         assert_eq!(of(GgufValue::F32(f32::INFINITY)), json!("inf"));

@@ -204,8 +204,9 @@ impl Checkpoint {
         let (gate, up) = (self.stored(gate_module)?, self.stored(up_module)?);
         let (mut gate, mut up) = (self.found(gate_module, gate, expert)?, self.found(up_module, up, expert)?);
         if gate.bias.is_some() != up.bias.is_some() {
-            let module = if gate.bias.is_some() { up_module } else { gate_module };
-            return Err(self.missing(module, Role::Bias, "its sibling has one; it"));
+            let (module, other) =
+                if gate.bias.is_some() { (up_module, gate_module) } else { (gate_module, up_module) };
+            return Err(self.missing(module, Role::Bias, &format!("`{other}`, which has a bias,")));
         }
         match (&gate.input, &up.input) {
             (Ok(Some(_)), Ok(None)) => up.input = Err(self.missing(up_module, Role::InputScale, up_module)),

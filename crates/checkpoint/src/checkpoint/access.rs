@@ -349,17 +349,21 @@ impl Checkpoint {
     fn check_mlp_bias(&self, name: &str, bias: Option<&TensorView<'_>>) -> Result<(), Error> {
         const KEY: &str = "mlp_bias";
         let Some(config) = self.files.config() else { return Ok(()) };
-        let stated = model_field(&config.value, KEY).and_then(serde_json::Value::as_bool);
+        let stated = model_field(&config.value, KEY).map(|stated| (stated.as_bool(), stated));
         let ours = |p: &Place| p.kind == MlpKind::Dense && owner(&p.path) == Owner::Trunk;
+        let fault = |found: &serde_json::Value, valid| {
+            let (file, key) = (config.path.clone(), KEY.into());
+            Error::Config { file, key, found: found.to_string(), valid }
+        };
         match (stated, bias) {
             _ if !Place::parse(name).as_ref().is_some_and(ours) => Ok(()),
-            (Some(true), None) => Err(self.missing(name, Role::Bias, "`mlp_bias`, which is true,")),
-            (Some(false), Some(bias)) => Err(Error::Config {
-                file: config.path.clone(),
-                key: KEY.into(),
-                found: "false".into(),
-                valid: format!("true, as `{}` is there", bias.name),
-            }),
+            (Some((Some(true), _)), None) => {
+                Err(self.missing(name, Role::Bias, "`mlp_bias`, which is true,"))
+            }
+            (Some((Some(false), found)), Some(bias)) => {
+                Err(fault(found, format!("true, as `{}` is there", bias.name)))
+            }
+            (Some((None, found)), _) => Err(fault(found, "true or false".into())),
             _ => Ok(()),
         }
     }

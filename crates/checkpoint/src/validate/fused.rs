@@ -69,7 +69,8 @@ impl Differences {
                 1 => String::new(),
                 n => format!("; the worst of {n} sets of layers"),
             };
-            let message = format!("{module}: {what} differ, {a} and {b} (x{ratio:.4}); {then}{of_all}");
+            let ratio = if *ratio < 1e4 { format!("{ratio:.4}") } else { format!("{ratio:.1e}") };
+            let message = format!("{module}: {what} differ, {a} and {b} (x{ratio}); {then}{of_all}");
             findings.push(Finding::new(rule, module, format!("{a} and {b}"), message));
         }
     }

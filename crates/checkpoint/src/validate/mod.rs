@@ -112,8 +112,9 @@ impl Checkpoint {
         let is_mlp = Place::parse(name).is_some();
         let declared = matches!(self.scheme(name).weights, Weights::Blocks(_)) && is_mlp;
         let packed = self.is_packed_module(name);
+        let alone = module.get(Role::Weight).is_none();
         // Floats that nobody declared otherwise, norms and embeddings among them, break no rule here.
-        if !(packed || (declared && has_scales)) {
+        if !(packed || ((declared || alone) && has_scales)) {
             return;
         }
         if matches!(self.scheme(name).weights, Weights::Other(_)) {
@@ -206,18 +207,21 @@ impl Checkpoint {
         }
     }
 
-    /// Down takes as many features as gate and up give. Experts are compared with each other elsewhere.
+    /// Down takes as many features as gate and up give, and gives as many as they take. Experts are compared with each other elsewhere.
     fn check_down(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
         let first = mlp.experts().first().copied();
         let Some(down) = mlp.module(first, Projection::Down).filter(|down| self.is_packed_module(down))
         else {
             return;
         };
-        if let (Some((gate, _, n)), Ok(stored)) = (self.sizes(mlp), self.stored(down))
-            && stored.k != n
-        {
-            let message = format!("{down}: its K is {}, but the N of `{gate}` is {n}", stored.k);
-            findings.push(Finding::new("layers", down, format!("[{}, {}]", stored.rows, stored.k), message));
+        let (Some((gate, k, n)), Ok(stored)) = (self.sizes(mlp), self.stored(down)) else { return };
+        for (what, found, of_gate, expected) in [("K", stored.k, "N", n), ("N", stored.rows, "K", k)] {
+            if found != expected {
+                let message =
+                    format!("{down}: its {what} is {found}, but the {of_gate} of `{gate}` is {expected}");
+                let value = format!("[{}, {}]", stored.rows, stored.k);
+                findings.push(Finding::new("layers", down, value, message));
+            }
         }
     }
 

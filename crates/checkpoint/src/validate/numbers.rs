@@ -1,37 +1,51 @@
-//! Numbers of `config.json` beside the tensors: sizes, layers, experts. Loaders make their layers by these numbers; here the
-//! tensors alone decide what is computed, and each number that they contradict is one finding.
+//! Numbers of `config.json`, or of a GGUF file's metadata, beside the tensors: sizes, layers, experts. Loaders make their layers
+//! by these numbers; here the tensors alone decide what is computed, and each number that they contradict is one finding.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use super::Finding;
 use crate::families::{Owner, owner};
-use crate::model_config::{EXPERT_COUNT, model_field, parts};
+use crate::model_config::{ARCHITECTURE, EXPERT_COUNT, from_value, model_field, parts};
 use crate::module::{Mlp, MlpKind, Projection};
-use crate::{Checkpoint, Error, JsonFile};
+use crate::write::gguf::CONTENTS;
+use crate::{Checkpoint, Error, JsonFile, TensorView};
 
 /// Parts of the entries that say how many features lie between up and down. Some families have several for one kind of MLP.
-const BETWEEN: [&str; 4] = ["intermediate", "ffn", "ff_dim", "expert_dim"];
+const BETWEEN: [&str; 5] = ["intermediate", "ffn", "ff_dim", "expert_dim", "feed_forward"];
 /// Where one of these is there, the family computes that number from others.
 const COMPUTED: [&str; 3] = ["block_auto_adjust_ff_dim", "block_configs", "use_double_wide_mlp"];
 /// Parts of the entries that count layers that predict further tokens. Files may have them or not.
 const FURTHER: [&str; 2] = ["nextn", "mtp"];
 
 impl Checkpoint {
+    /// `config.json`, or the metadata of a GGUF file without the architecture's name, where 0 says nothing.
+    fn numbers(&self) -> Option<Cow<'_, JsonFile>> {
+        let config = self.files().config()?;
+        let Some(metadata) = self.files().gguf_metadata() else { return Some(Cow::Borrowed(config)) };
+        let architecture = metadata.iter().find(|(key, _)| key == ARCHITECTURE)?.1.as_str()?;
+        let own = |key: &str| Some(key.strip_prefix(architecture)?.strip_prefix('.')?.to_owned());
+        let entries = metadata.iter().filter(|(_, value)| value.as_u64() != Some(0));
+        let value = entries.filter_map(|(key, value)| Some((own(key)?, from_value(value)))).collect();
+        Some(Cow::Owned(JsonFile { path: config.path.clone(), value }))
+    }
+
     pub(super) fn check_numbers(&self, findings: &mut Vec<Finding>) {
-        let Some(config) = self.files().config() else { return };
+        let Some(config) = self.numbers() else { return };
         let file = config.path.display();
         let mut number = |keys: &[&'static str]| {
-            number(config, keys).unwrap_or_else(|e| {
+            number(&config, keys).unwrap_or_else(|e| {
                 findings.push(Finding::from(&e));
                 None
             })
         };
-        let hidden = number(&["hidden_size"]);
-        let between = number(&["intermediate_size"]);
-        let of_experts = number(&["moe_intermediate_size"]).or(between);
-        let (layers, experts) = (number(&["num_hidden_layers"]), number(&EXPERT_COUNT));
+        let hidden = number(&["hidden_size", "embedding_length"]);
+        let between = number(&["intermediate_size", "feed_forward_length"]);
+        let of_experts = number(&["moe_intermediate_size", "expert_feed_forward_length"]).or(between);
+        let layers = number(&["num_hidden_layers", "block_count"]);
+        let experts = number(&EXPERT_COUNT);
         let entries = || parts(&config.value).filter_map(Value::as_object).flatten();
         let has = |part: &str| entries().any(|(key, _)| key.contains(part));
 
@@ -64,23 +78,58 @@ impl Checkpoint {
             }
         }
         if let Some(stated) = experts
-            // One that is missing is another finding.
+            // One that is missing beside others is another finding.
             && let Some((path, count)) = ours().find_map(|mlp| {
                 let count = self.expert_ids(mlp).len();
-                (mlp.kind == MlpKind::Experts && count > stated.1).then_some((&mlp.path, count))
+                let too_few = count < stated.1 && count > 0 && mlp.of_all_experts().is_some();
+                let differs = count > stated.1 || too_few;
+                (mlp.kind == MlpKind::Experts && differs).then_some((&mlp.path, count))
             })
         {
             add("expert-count", stated, format!("`{path}` has {count} experts"));
         }
         let further = entries().filter(|(key, _)| FURTHER.iter().any(|part| key.contains(part)));
         let further = further.filter_map(|(_, value)| value.as_u64()).fold(0, u64::saturating_add);
-        let fits = |stated: u64, count| (stated..=stated.saturating_add(further)).contains(&count);
+        // GGUF counts them among its own.
+        let metadata = self.files().gguf_metadata();
+        let fewer = metadata.map_or(0, |_| further);
+        let is_part = metadata.is_some_and(|entries| entries.iter().any(|(key, _)| key == CONTENTS));
+        let fits = |stated: u64, count| {
+            (stated.saturating_sub(fewer)..=stated.saturating_add(further)).contains(&count)
+        };
         let counts = self.layers_of(ours());
-        if let Some(stated) = layers.filter(|_| self.is_within(""))
+        if let Some(stated) = layers.filter(|_| self.is_within("") && !is_part)
             && let Some((path, count)) = counts.iter().next()
             && !counts.values().any(|&count| fits(stated.1 as u64, count as u64))
         {
             add("layer-count", stated, format!("there are {count} `{path}N`"));
+        }
+        let get = |key: &str| config.value.get(format!("attention.{key}"));
+        // None also where each layer has its own.
+        let number = |key, otherwise| get(key).map_or(otherwise, Value::as_u64);
+        // Some have heads of two sizes.
+        let Some(heads) = number("head_count", None).filter(|_| !has("_swa")) else { return };
+        let usual = hidden.map(|(_, hidden)| hidden as u64 / heads);
+        for (name, counted, length, axis) in [
+            ("attn_k", "head_count_kv", "key_length", 0),
+            ("attn_v", "head_count_kv", "value_length", 0),
+            ("attn_output", "head_count", "value_length", 1),
+        ] {
+            let (Some(count), Some(each)) = (number(counted, Some(heads)), number(length, usual)) else {
+                continue;
+            };
+            let size = count.saturating_mul(each);
+            let ending = format!(".{name}.weight");
+            let odd = |t: &TensorView<'_>| {
+                let ours = t.name.starts_with("blk.") && t.name.ends_with(&ending);
+                ours && t.shape.len() == 2 && t.shape[axis] as u64 != size
+            };
+            if let Some(tensor) = self.files().tensors().find(odd) {
+                let (counted, what) = (format!("attention.{counted}"), ["rows", "columns"][axis]);
+                let (name, found) = (tensor.name, tensor.shape[axis]);
+                let tensors = format!("`{name}` has {found} {what}, and {length} is {each}");
+                add("attention-size", (&counted, count as usize), tensors);
+            }
         }
     }
 

@@ -50,13 +50,23 @@ pub const RULES: &[Rule] = &[
         "layers",
         "gate, up and down of an MLP belong together and can be found, no expert of a layer is missing, and all are of one shape and format",
     ),
-    error("hidden-size", "K of gate and up is the hidden_size of config.json"),
+    error("hidden-size", "K of gate and up is the hidden_size of config.json, the embedding_length of GGUF"),
     warning(
         "intermediate-size",
         "N of gate and up is a number that config.json has between up and down, unless the family computes it from others",
     ),
-    warning("layer-count", "the files have as many layers as num_hidden_layers of config.json says"),
-    error("expert-count", "no layer has more experts than num_experts of config.json says"),
+    warning(
+        "layer-count",
+        "the files have as many layers as num_hidden_layers of config.json, block_count of GGUF, says",
+    ),
+    error(
+        "expert-count",
+        "layers have as many experts as num_experts of config.json, expert_count of GGUF, says",
+    ),
+    warning(
+        "attention-size",
+        "keys, values and the output of attention have the heads and lengths that the metadata of GGUF says",
+    ),
     error(
         "missing-tensor",
         "every quantized weight has its block scales, tensor scale and declared activation scale",
@@ -76,18 +86,18 @@ pub const RULES: &[Rule] = &[
     warning("scale-padding", "padding of 128x4 and 8x4 scales is zero"),
     warning(
         "scale-order",
-        "block scales vary by row as weights do; more so in another order means a wrong layout",
+        "block scales vary from row to row, as weights do; if they do so more in another order, the layout is wrong",
     ),
     error("tensor-scale", "tensor scales and activation scales are positive and finite"),
     warning(
         "tensor-scale-sense",
-        "a multiplier is below 1 and a divisor above 1, or the convention is the wrong way round",
+        "multipliers are below 1 and divisors above 1; otherwise the convention may be the wrong way round",
     ),
     error("bias", "every element of a bias is finite"),
     error("uncalibrated", "every expert's activation scale was calibrated: present, positive and finite"),
     error(
         "declared",
-        "what the configuration says is in 4 bits is, embeddings, which loaders read as floats, are not, and 8-bit weights are declared",
+        "weights are in 4 bits where the configuration says so, embeddings are floats, as loaders expect, and 8-bit weights are declared",
     ),
     warning(
         "halves-tensor-scale",

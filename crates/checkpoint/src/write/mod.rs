@@ -11,7 +11,7 @@ mod activations;
 mod beside;
 mod compressed_tensors;
 mod export;
-mod gguf;
+pub(crate) mod gguf;
 mod modelopt;
 mod tensor;
 mod weight;

@@ -11,6 +11,9 @@ fn files_that_do_not_open_are_one_finding() {
     assert_eq!(validate(&dir.path().join("none"), &defaults())[0].rule.id, "readable");
     std::fs::write(dir.path().join("m.safetensors"), [0; 20]).unwrap();
     assert_eq!(validate(dir.path(), &defaults())[0].rule.id, "header");
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n";
+    std::fs::write(dir.path().join("m.safetensors"), pointer).unwrap();
+    assert!(validate(dir.path(), &defaults())[0].message.contains("is a pointer of Git LFS"));
 }
 
 /// Real weights under a convention with the other scale order: the heuristic speaks, and only then.
@@ -44,5 +47,5 @@ fn every_rule_has_a_text_and_a_severity() {
     for rule in RULES {
         assert!(rule.doc.len() > 20, "{}", rule.id);
     }
-    assert_eq!(RULES.iter().filter(|r| r.severity == Severity::Warning).count(), 8);
+    assert_eq!(RULES.iter().filter(|r| r.severity == Severity::Warning).count(), 9);
 }

@@ -43,7 +43,7 @@ fn stem(place: &Place) -> String {
 type Biases<'m> = BTreeMap<&'m str, Vec<f32>>;
 
 /// Entry of the metadata that says that a file holds the gated MLPs of a model alone.
-const CONTENTS: &str = "dualgemm.contents";
+pub(crate) const CONTENTS: &str = "dualgemm.contents";
 /// GGUF's numbers of what most tensors of a file are.
 const FILE_TYPES: [(Option<BlockFormat>, u32); 3] =
     [(Some(BlockFormat::Nvfp4), 39), (Some(BlockFormat::Mxfp4), 38), (None, 32)];
