@@ -114,6 +114,14 @@ fn interface_of<'py>(
     place: Place,
 ) -> PyResult<Array<'py>> {
     let interface = interface.cast::<PyDict>()?;
+    // numpy's masked arrays have the mask beside their interface, others in it.
+    let mask = interface.get_item("mask")?.filter(|mask| !mask.is_none());
+    if mask.is_some() || array.hasattr(intern!(array.py(), "mask"))? {
+        refuse!(
+            Operand,
+            "{name}: is a masked array; filled() makes it an array without a mask, which is needed"
+        );
+    }
     let get = |key: &str| -> PyResult<Bound<'py, PyAny>> {
         interface
             .get_item(key)?
