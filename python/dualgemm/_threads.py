@@ -12,9 +12,9 @@ _torchs, _asked = None, False
 
 
 def follow(torch):
-    """Takes over torch's threads if their number has changed."""
+    """Takes over torch's threads if their number has changed, as many of them as are valid here."""
     global _torchs
-    if not _asked and (threads := torch.get_num_threads()) != _torchs:
+    if not _asked and (threads := min(torch.get_num_threads(), _dualgemm.MOST_THREADS)) != _torchs:
         _dualgemm.set_num_threads(threads, _parallel(torch))
         _torchs = threads
 

@@ -82,7 +82,7 @@ impl Threads {
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
 /// As many as the command takes; a system asked for far more is busy for minutes before it refuses.
-const MOST_THREADS: usize = 4096;
+pub const MOST_THREADS: usize = 4096;
 
 fn start(threads: usize) -> PyResult<Arc<ThreadPool>> {
     let pool = ThreadPoolBuilder::new()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -196,6 +197,10 @@ def test_torchs_number_of_threads_is_taken_over():
             assert dualgemm.get_num_threads() == threads
         if sys.platform == "linux" and "OpenMP" in torch.__config__.parallel_info():
             assert _threads._parallel(torch)
+        with unittest.mock.patch.object(_threads._dualgemm, "set_num_threads") as set_num_threads:
+            torch.set_num_threads(5000)
+            _threads.follow(torch)
+        assert set_num_threads.call_args.args[0] == 4096
         dualgemm.set_num_threads(2)
         torch.set_num_threads(1)
         assert dualgemm.get_num_threads() == 2
