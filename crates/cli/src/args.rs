@@ -33,7 +33,7 @@ pub struct Cli {
     pub json: bool,
     /// Log to stderr: -v info, -vv debug, -vvv trace.
     ///
-    /// DUALGEMM_LOG, where it is set, says it per module instead.
+    /// If the environment variable DUALGEMM_LOG is set, it decides instead, module by module.
     #[arg(short, long, global = true, display_order = 901, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -56,9 +56,9 @@ pub enum Command {
     Quantize(quantize::QuantizeArgs),
     /// Convert a checkpoint between ModelOpt, compressed-tensors and GGUF.
     Convert(convert::ConvertArgs),
-    /// Time the kernels and hold them against the measured roofline.
+    /// Time the kernels and compare them with the measured roofline.
     Bench(bench::BenchArgs),
-    /// Say what this machine has and which kernels would run on it.
+    /// Show what this machine has and which kernels run on it.
     Doctor(doctor::DoctorArgs),
     /// Measure the kernels on a GPU and remember the fastest.
     Tune(tune::TuneArgs),
@@ -82,7 +82,7 @@ pub enum Command {
 /// How to read a checkpoint that does not describe itself fully.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ReadArgs {
-    /// Convention of names and scales, if not the one that the configuration or the metadata declares.
+    /// Convention of names and scales, instead of the one that the configuration or the metadata declares.
     #[arg(long, hide_short_help = true, help_heading = READING, value_name = "NAME", value_parser = conventions())]
     pub convention: Option<String>,
     /// Order of the rows of a fused gate/up tensor: gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows,
@@ -129,7 +129,7 @@ pub fn read_with(overrides: &[String]) -> String {
 /// Where a command writes.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct WriteArgs {
-    /// Replace a file that is there.
+    /// Replace the output file if it exists.
     #[arg(long)]
     pub force: bool,
 }
@@ -137,7 +137,7 @@ pub struct WriteArgs {
 /// How a processor computes.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct ProcessorArgs {
-    /// Threads [default: all there are].
+    /// Number of threads [default: one for each processor].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub threads: Option<u16>,
     /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
@@ -166,7 +166,7 @@ impl ProcessorArgs {
 /// Which MLP of a checkpoint.
 #[derive(Debug, Clone, Default, Args)]
 pub struct LayerArgs {
-    /// Layer of the checkpoint; may be left out where there is only one.
+    /// Layer of the checkpoint; may be left out if there is only one.
     #[arg(long, value_name = "I")]
     pub layer: Option<usize>,
     /// Expert of a mixture-of-experts layer.
@@ -198,11 +198,11 @@ pub struct OperationArgs {
     pub module: Option<String>,
     /// Format between gate/up and the down projection of --op mlp and moe [default: bf16].
     ///
-    /// nvfp4 takes the down projection's input scale, the largest of a mixture's. An MLP without one has that of its values.
+    /// nvfp4 takes the down projection's input scale, or the largest one of a mixture. An MLP without one takes that of its values.
     #[arg(long, hide_short_help = true, value_name = "FORMAT", value_parser = named(FORMATS), help_heading = MORE)]
     pub between: Option<AFormat>,
-    /// Experts of each token of --op moe. Without it, what --routing has, or what the configuration or the metadata says,
-    /// which it must not differ from.
+    /// Experts of each token of --op moe [default: what --routing has, or what the configuration or the metadata says]. A number
+    /// that differs from theirs is refused.
     #[arg(long, hide_short_help = true, value_name = "N", help_heading = MIXTURES, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub top_k: Option<u32>,
     /// Safetensors file with topk_ids [M, k] (I32 or I64; -1 skips an expert) and topk_weights [M, k] (F32) for --op moe.

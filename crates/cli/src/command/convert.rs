@@ -28,10 +28,10 @@ pub struct ConvertArgs {
     /// Convention to write: modelopt, compressed-tensors or gguf.
     #[arg(long, value_name = "CONVENTION")]
     pub to: write::Output,
-    /// Write the gated MLPs alone, where the rest cannot be written. Engines do not load such a file.
+    /// Write only the gated MLPs, with their biases. Engines do not load such a file.
     ///
-    /// That is so to GGUF, of models that are not of the Llama, Mistral, Qwen2 or Qwen3 family; and from GGUF. Biases go
-    /// with them, and a norm or a scale in an MLP is an error.
+    /// GGUF files of families other than Llama, Mistral, Qwen2 and Qwen3, and whatever is read from GGUF, can be written
+    /// only so. A norm or a scale in an MLP is an error.
     #[arg(long)]
     pub mlp_only: bool,
     #[command(flatten)]

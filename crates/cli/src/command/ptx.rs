@@ -44,7 +44,7 @@ pub struct PtxArgs {
     /// Activation [default: silu]; `dualgemm run --help` lists them.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
-    /// For N that is no multiple of 8: rows of C start anywhere.
+    /// Write the kernel for N that is not a multiple of 8, where rows of C may start anywhere.
     #[arg(long)]
     pub unaligned: bool,
     /// List the kernels with their configurations and end; the parts of names are explained below (`ptx --help`).

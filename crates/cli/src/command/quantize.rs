@@ -63,12 +63,12 @@ pub struct QuantizeArgs {
     /// Copy tensors whose name contains this text instead of quantizing them; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub skip: Vec<String>,
-    /// What went into each layer while the model ran, from dualgemm.calibrate of the Python package: adds input scales.
+    /// Add input scales from this file, which dualgemm.calibrate of the Python package writes.
     ///
-    /// With these, activations can be quantized too (W4A4).
+    /// With input scales, activations can be quantized too (W4A4).
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
-    /// Of a GGUF file, write the gated MLPs alone. llama.cpp does not load it.
+    /// Write only the gated MLPs to a GGUF file. llama.cpp does not load such a file.
     #[arg(long)]
     pub mlp_only: bool,
     #[command(flatten)]

@@ -60,7 +60,7 @@ pub struct RunArgs {
     /// nvfp4 re-quantizes C for the down projection, with that one's input scale where there is one.
     #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = named(FORMATS))]
     pub out_dtype: AFormat,
-    /// Order of the block scales of an nvfp4 C; without it, row by row.
+    /// Order of the block scales of an nvfp4 C [default: linear].
     #[arg(long, hide_short_help = true, value_name = "LAYOUT", value_parser = named(SCALE_LAYOUTS), help_heading = MORE)]
     pub out_scale_layout: Option<ScaleLayout>,
     /// Safetensors file to write C to: tensor `c`, or c_packed, c_scale and c_scale_2.

@@ -23,10 +23,10 @@ pub struct ValidateArgs {
     pub checkpoint: Option<PathBuf>,
     #[command(flatten)]
     pub read: ReadArgs,
-    /// Activation of the MLPs, where the checkpoint states none that is understood; as for run.
+    /// Activation of the MLPs, if the checkpoint states none or one that is not understood; `dualgemm run --help` lists them.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
-    /// List the rules instead.
+    /// List the rules, and check nothing.
     #[arg(long, conflicts_with = "checkpoint")]
     pub rules: bool,
 }

@@ -173,7 +173,10 @@ impl fmt::Display for Report {
         let of = if dtype.is_some() { " of weights" } else { "" };
         match self.gflops.zip(self.gbps) {
             Some((gflops, gbps)) => {
-                let spread = format!("median of {runs}, 80 % within {} to {}", time(p10_us), time(p90_us));
+                let spread = match runs {
+                    1 => "one run".into(),
+                    _ => format!("median of {runs}, 80 % within {} to {}", time(p10_us), time(p90_us)),
+                };
                 let rates = format!("{gflops:.1} GFLOP/s, {gbps:.1} GB/s{of}");
                 labelled(f, "time", format!("{} ({spread}), {rates}{packing}", time(median_us)))?;
             }
