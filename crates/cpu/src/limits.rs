@@ -12,7 +12,7 @@ use dualgemm_gemm::{AFormat, DualGemmDesc, GateUp};
 use crate::aligned::Aligned;
 use crate::amx::Tiles;
 use crate::pack::{CHUNK_K, PANEL, PackedGateUp};
-use crate::tile::{RowTile, TILE_COLS, TileKernel};
+use crate::tile::{Prepare, RowTile, TILE_COLS, TileKernel};
 use crate::w4a4::{self, Source};
 use crate::w4a16::tiles;
 use crate::{CpuPlan, Error, Isa, threads, w4a16};
@@ -188,7 +188,8 @@ fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
     let tile = RowTile { group: 0, first_row: 0, rows: TILE_ROWS };
     let mut blocks = Aligned::zeroed(TILE_ROWS * K / CHUNK_K);
     let a = matrix("a", TILE_ROWS)?;
-    let bound = kernel.prepare(1, &Source::Quantized(&a), None, &[tile], &mut blocks);
+    let (source, tiles) = (Source::Quantized(&a), [tile]);
+    let bound = kernel.prepare(&source, None, &tiles, &mut blocks).all(1);
     Ok(best(threads, 2.0, || {
         let mut sums = [0.0; TILE_ROWS * TILE_COLS];
         bound.multiply(&tile, &weights, 0, &mut sums);

@@ -13,13 +13,13 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::threads;
+use crate::threads::{self, Apart, wait_until};
 
 /// How long a thread watches for the next call before it sleeps. Between two products of a model other layers take some ten
 /// microseconds.
 const AWAKE: Duration = Duration::from_micros(200);
 
-/// Turns of a waiting loop between two looks at the clock, or before a caller gives its processor to threads it waits for.
+/// Turns of a waiting loop between two looks at the clock.
 const TURNS: u32 = 256;
 
 /// Threads for products; the caller is one of them.
@@ -34,11 +34,6 @@ pub struct Team {
     /// Taken by the thread that is inside.
     inside: Mutex<()>,
 }
-
-/// What lies on cache lines of its own. Processors fetch lines in pairs.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Apart<T>(T);
 
 /// What the caller and the other threads share.
 #[derive(Debug)]
@@ -256,16 +251,7 @@ struct Call<'a>(&'a AtomicU64);
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.0.fetch_and(PART - 1, Ordering::Relaxed);
-        let mut turns = 0;
-        while self.0.load(Ordering::Acquire) > 0 {
-            if turns < 64 * TURNS {
-                turns += 1;
-                std::hint::spin_loop();
-            } else {
-                // More threads than processors.
-                std::thread::yield_now();
-            }
-        }
+        wait_until(|| self.0.load(Ordering::Acquire) == 0);
     }
 }
 

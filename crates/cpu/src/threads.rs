@@ -12,6 +12,27 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterato
 use crate::fetch::prefetch;
 use crate::team;
 
+/// What lies on cache lines of its own. Processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
+/// Turns of a waiting loop before it gives its processor to the threads that it waits for: there may be more threads than processors.
+const TURNS: u32 = 1 << 14;
+
+/// Waits for something that other threads are about to do.
+pub(crate) fn wait_until(done: impl Fn() -> bool) {
+    let mut turns = 0;
+    while !done() {
+        if turns < TURNS {
+            turns += 1;
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// Calls `body` once for each of `0..items`, on up to `threads` threads of the current [team](crate::Team) or rayon pool.
 ///
 /// Every participant gets its own worker number below `threads`, and keeps the state that `state(worker)` returns.
@@ -33,21 +54,17 @@ pub(crate) fn for_each_run<S>(
     state: impl Fn(usize) -> S + Sync,
     body: impl Fn(&mut S, Range<usize>) + Sync,
 ) {
-    let (next, workers) = (AtomicUsize::new(0), threads.min(items).max(1));
+    let (next, workers) = (Apart(AtomicUsize::new(0)), threads.min(items).max(1));
     let claim = || {
         let end =
             |first: usize| (first < items).then(|| items.min(first + len(first, (items - first) / workers)));
-        let first = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).ok()?;
+        let first = next.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).ok()?;
         end(first).map(|end| first..end)
     };
     let work = |worker| {
-        let mut run = claim();
-        if run.is_some() {
-            let mut state = state(worker);
-            while let Some(items) = run {
-                body(&mut state, items);
-                run = claim();
-            }
+        let mut state = state(worker);
+        while let Some(items) = claim() {
+            body(&mut state, items);
         }
     };
     match workers {
@@ -105,6 +122,15 @@ impl<'a, T> SharedSlice<'a, T> {
     pub(crate) fn fetch(&self, start: usize, len: usize) {
         let lines = (0..len).step_by(64 / size_of::<T>());
         lines.for_each(|at| prefetch(self.start.wrapping_add(start + at).cast()));
+    }
+
+    /// All of it, to be read.
+    ///
+    /// # Safety
+    /// No part may be in use, and none may be taken any more.
+    pub(crate) unsafe fn all(&self) -> &'a [T] {
+        // SAFETY: the slice is borrowed for `'a`, and this function's contract excludes that anybody writes it.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
     /// `len` elements from `start`.

@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use crate::pack::{PANEL, PackedGateUp};
+use crate::threads;
 
 /// Most rows that a tile may have. A plan's tiles have at most [`CpuPlan::tile_rows`](crate::CpuPlan::tile_rows).
 pub const MAX_TILE_ROWS: usize = 256;
@@ -93,6 +94,36 @@ pub trait TileKernel: Sync {
 
     /// The value that a sum of 1 stands for: a power of two. Sinks multiply it into their alpha without loss.
     fn sum_unit(&self, weights: &PackedGateUp) -> f32;
+}
+
+/// A wave of rows of A that threads write in the order of a kernel, part by part.
+pub(crate) trait Prepare: Sync + Sized {
+    /// What multiplies them.
+    type Kernel: TileKernel + Send;
+
+    /// The number of parts.
+    fn parts(&self) -> usize;
+
+    /// Writes a part.
+    ///
+    /// # Safety
+    /// Each part is written once.
+    unsafe fn write(&self, part: usize);
+
+    /// The kernel, bound to what was written.
+    ///
+    /// # Safety
+    /// All parts are written, and this is called once.
+    unsafe fn bind(&self) -> Self::Kernel;
+
+    /// Writes all parts on up to `threads` threads.
+    fn all(self, threads: usize) -> Self::Kernel {
+        // SAFETY: `for_each` hands out each part once, and returns when all are written.
+        unsafe {
+            threads::for_each(threads, self.parts(), |_| (), |(), part| self.write(part));
+            self.bind()
+        }
+    }
 }
 
 /// Consumes tiles. Several threads call it at once, in any order, and every element of C comes once.

@@ -174,16 +174,16 @@ impl Workspace {
                 };
                 let sink = sink(scale)?;
                 for tiles in schedule::waves(tiles, wave) {
-                    let kernel = kernel.prepare(threads, &source, list, tiles, blocks);
-                    schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                    let rows = kernel.prepare(&source, list, tiles, blocks);
+                    schedule::run(sums, tiles, weights_of, rows, &sink);
                 }
                 Ok(sink)
             }
             (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
                 let sink = sink(GlobalScale::ONE)?;
                 for tiles in schedule::waves(tiles, wave) {
-                    let kernel = kernel.prepare(threads, a, list, tiles, buffer);
-                    schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                    let rows = kernel.prepare(threads, a, list, tiles, buffer);
+                    schedule::run(sums, tiles, weights_of, rows, &sink);
                 }
                 Ok(sink)
             }

@@ -70,9 +70,8 @@ use crate::aligned::Aligned;
 use crate::amx::{TILE_K, Tiles};
 use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
-use crate::team;
-use crate::threads::{self, SharedSlice};
-use crate::tile::{RowTile, RowsOfA, TILE_COLS, TileKernel};
+use crate::threads::SharedSlice;
+use crate::tile::{Prepare, RowTile, RowsOfA, TILE_COLS, TileKernel};
 use crate::w4a4;
 
 /// The kernels of one instruction set for weights of one format.
@@ -87,6 +86,10 @@ pub(crate) const TILE_ROWS: usize = 256;
 
 /// Elements of K that are prepared at a time.
 const SPAN_K: usize = 4 * BLOCK_K;
+
+/// The same for one row of bf16. Rows of f16 and f32 are written at once: most of them have a float somewhere that takes two blocks of
+/// digits, so that spans cannot be joined.
+const ROW_SPAN_K: usize = 2 * BLOCK_K;
 
 /// Rows that are prepared for [`tiles`] at a time: with whole tiles, a prompt would have too few items for many threads.
 const PART_ROWS: usize = 4 * crate::amx::TILE_ROWS;
@@ -148,108 +151,35 @@ impl Kernel {
         Self { isa, format }
     }
 
-    /// Writes the rows of some tiles of A, which are places in `list` if there is one, into `buffer`, as the kernels read them, and
-    /// returns the kernels bound to it.
+    /// What writes the rows of some tiles of A, which are places in `list` if there is one, into `buffer`, as the kernels read them, on
+    /// `threads` threads.
     ///
     /// # Panics
-    /// If `buffer` is for fewer rows than the tiles span, or for another K.
+    /// While it writes, if `buffer` is for fewer rows than the tiles span, or for another K.
     pub(crate) fn prepare<'a>(
         self,
         threads: usize,
-        a: &FloatMatrix<'_>,
-        list: Option<&[u32]>,
-        tiles: &[RowTile],
+        a: &'a FloatMatrix<'a>,
+        list: Option<&'a [u32]>,
+        tiles: &'a [RowTile],
         buffer: &'a mut Buffer,
-    ) -> Bound<'a> {
-        let (k, row_len) = (a.cols(), buffer.row_len);
-        let blocks = k.div_ceil(BLOCK_K);
-        let first_row = tiles.first().map_or(0, |tile| tile.first_row);
-        let (words, layouts) = (SharedSlice::new(&mut buffer.words), SharedSlice::new(&mut buffer.layouts));
-        // One row takes some microseconds, less than waking a thread.
-        let shares_row = team::awake();
-        let threads = if matches!(tiles, [RowTile { rows: 1, .. }]) && !shares_row { 1 } else { threads };
-        let spans = k.div_ceil(SPAN_K);
+    ) -> Preparation<'a> {
         let most_rows = tiles.iter().fold(0, |most, tile| most.max(tile.rows));
-        let parts = self.tile_terms(a, most_rows).map_or(1, |_| most_rows.div_ceil(PART_ROWS));
-        threads::for_each(
-            threads,
-            tiles.len() * spans * parts,
-            |_| (),
-            |(), item| {
-                let (item, start) = (item / parts, item % parts * PART_ROWS);
-                let (tile, first) = (&tiles[item / spans], item % spans * SPAN_K);
-                let (rows, row) = (RowsOfA::new(tile, list), tile.first_row - first_row);
-                let len = SPAN_K.min(k - first);
-                let blocks_of = |len: usize| len.div_ceil(BLOCK_K);
-                let part = |at: usize, words_len: usize, layouts_len: usize| {
-                    // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different spans, or
-                    // rows for tiles, of one tile, or of tiles without a common row. One that takes a whole row is the only one of its tile.
-                    unsafe {
-                        (
-                            words.part(row * row_len + at, words_len),
-                            layouts.part((row + start) * blocks + first / BLOCK_K, layouts_len),
-                        )
-                    }
-                };
-                if start >= tile.rows {
-                    return;
-                }
-                if tile.rows == 1 {
-                    if shares_row {
-                        // A row has room for a block for each chunk.
-                        let (out, layouts) = part(digits::words(first), digits::words(len), blocks_of(len));
-                        let written = self.write_digits(a, rows, first..first + len, out);
-                        layouts.fill(written.map_or(Layout::Floats, |blocks| Layout::Digits { blocks }));
-                    } else if first == 0 {
-                        let (out, layouts) = part(0, row_len, blocks);
-                        self.write_row(a, rows, out, layouts);
-                    }
-                    return;
-                }
-                if let Some(terms) = self.tile_terms(a, tile.rows) {
-                    let (first_row, rows) = (tile.first_row + start, PART_ROWS.min(tile.rows - start));
-                    let rows = RowsOfA::new(&RowTile { first_row, rows, ..*tile }, list);
-                    let write = |first: usize| {
-                        let len = tiles::BLOCK_K.min(k - first);
-                        let words_of = |rows: usize, k: usize| rows * k * terms / 2;
-                        let at = words_of(tile.rows, first) + words_of(start, len);
-                        let (out, _) = part(at, words_of(rows.len(), len), 0);
-                        let out = bytemuck::cast_slice_mut(out);
-                        self.isa.dispatch(tiles::Write { a, terms, rows, first, out })
-                    };
-                    // What does not fit is written below.
-                    let fits = (first..first + len).step_by(tiles::BLOCK_K).all(write);
-                    let (_, layouts) = part(0, 0, blocks_of(len));
-                    layouts.fill(if fits { Layout::Tiles { terms } } else { Layout::Floats });
-                    return;
-                }
-                let (out, layouts) = part(first * tile.rows, len * tile.rows, blocks_of(len));
-                self.write_span(a, rows, first, out, layouts);
+        Preparation {
+            kernel: self,
+            a,
+            list,
+            tiles,
+            span: match (most_rows, a) {
+                (1, FloatMatrix::Bf16(_)) if threads > 1 => ROW_SPAN_K,
+                (1, _) => a.cols(),
+                _ => SPAN_K,
             },
-        );
-        for tile in tiles {
-            let (rows, row) = (RowsOfA::new(tile, list), tile.first_row - first_row);
-            let layouts = &mut buffer.layouts[row * blocks..][..tile.rows * blocks];
-            if tile.rows == 1 {
-                if shares_row {
-                    let out = &mut buffer.words[row * row_len..][..row_len];
-                    self.join_row(a, rows, out, layouts);
-                }
-                continue;
-            }
-            let (whole, rows_of_part) = self
-                .tile_terms(a, tile.rows)
-                .map_or((Layout::FewRows, tile.rows), |terms| (Layout::Tiles { terms }, PART_ROWS));
-            let of_parts = layouts.chunks(rows_of_part * blocks).flat_map(|part| &part[..blocks]);
-            let are_whole = || of_parts.clone().map(|&layout| layout == whole);
-            let (any, all) = (are_whole().any(|is| is), are_whole().all(|is| is));
-            if any && !all || whole != Layout::FewRows && !any {
-                // Some spans hold numbers too large or too small for the order of the others.
-                let out = &mut buffer.words[row * row_len..][..k * tile.rows];
-                self.write_blocks(a, rows, 0, out, &mut layouts[..blocks]);
-            }
+            parts_of_tile: self.tile_terms(a, most_rows).map_or(1, |_| most_rows.div_ceil(PART_ROWS)),
+            row_len: buffer.row_len,
+            words: SharedSlice::new(&mut buffer.words),
+            layouts: SharedSlice::new(&mut buffer.layouts),
         }
-        Bound { kernel: self, first_row, k, a: buffer }
     }
 
     /// The number of terms of each float if the rows are for [`tiles`].
@@ -262,13 +192,20 @@ impl Kernel {
         tile_terms(self.isa.tiles, format, self.format, rows, a.cols())
     }
 
-    /// Makes one row of [`SPAN_K`] that were written alone: they are, if each has one block of digits for each chunk. Otherwise the row is
+    /// Makes one row of spans that were written alone: they are, if each has one block of digits for each chunk. Otherwise the row is
     /// written again.
-    fn join_row(self, a: &FloatMatrix<'_>, rows: RowsOfA<'_>, out: &mut [f32], layouts: &mut [Layout]) {
+    fn join_row(
+        self,
+        a: &FloatMatrix<'_>,
+        rows: RowsOfA<'_>,
+        span: usize,
+        out: &mut [f32],
+        layouts: &mut [Layout],
+    ) {
         let chunks = a.cols() / CHUNK_K;
-        let spans = layouts.chunks(SPAN_K / BLOCK_K).zip((0..chunks).step_by(SPAN_K / CHUNK_K));
+        let spans = layouts.chunks(span / BLOCK_K).zip((0..chunks).step_by(span / CHUNK_K));
         let whole = |(layouts, first): (&[Layout], usize)| {
-            layouts[0] == Layout::Digits { blocks: (SPAN_K / CHUNK_K).min(chunks - first) }
+            layouts[0] == Layout::Digits { blocks: (span / CHUNK_K).min(chunks - first) }
         };
         if spans.fold(true, |all, span| all & whole(span)) {
             layouts.fill(Layout::Digits { blocks: chunks });
@@ -366,13 +303,138 @@ pub(crate) fn widen<'a>(a: &'a FloatMatrix<'_>, row: usize, first: usize, room: 
     room
 }
 
+/// Rows of A that are written as the kernels read them.
+#[derive(Debug)]
+pub(crate) struct Preparation<'a> {
+    kernel: Kernel,
+    a: &'a FloatMatrix<'a>,
+    list: Option<&'a [u32]>,
+    tiles: &'a [RowTile],
+    /// Elements of K of a part.
+    span: usize,
+    /// Parts of [`PART_ROWS`] rows of each tile.
+    parts_of_tile: usize,
+    row_len: usize,
+    words: SharedSlice<'a, f32>,
+    layouts: SharedSlice<'a, Layout>,
+}
+
+impl Preparation<'_> {
+    fn spans(&self) -> usize {
+        self.a.cols().div_ceil(self.span)
+    }
+
+    fn first_row(&self) -> usize {
+        self.tiles.first().map_or(0, |tile| tile.first_row)
+    }
+}
+
+impl<'a> Prepare for Preparation<'a> {
+    type Kernel = Bound<'a>;
+
+    fn parts(&self) -> usize {
+        self.tiles.len() * self.spans() * self.parts_of_tile
+    }
+
+    unsafe fn write(&self, part: usize) {
+        let Self { kernel, a, .. } = *self;
+        let (item, start) = (part / self.parts_of_tile, part % self.parts_of_tile * PART_ROWS);
+        let (tile, first) = (&self.tiles[item / self.spans()], item % self.spans() * self.span);
+        let (rows, row) = (RowsOfA::new(tile, self.list), tile.first_row - self.first_row());
+        let (k, blocks) = (a.cols(), a.cols().div_ceil(BLOCK_K));
+        let len = self.span.min(k - first);
+        let blocks_of = |len: usize| len.div_ceil(BLOCK_K);
+        let part = |at: usize, words_len: usize, layouts_len: usize| {
+            // SAFETY: each part is written once, and two of them are disjoint: they are different spans, or rows for tiles, of one tile,
+            // or of tiles without a common row.
+            unsafe {
+                (
+                    self.words.part(row * self.row_len + at, words_len),
+                    self.layouts.part((row + start) * blocks + first / BLOCK_K, layouts_len),
+                )
+            }
+        };
+        if start >= tile.rows {
+            return;
+        }
+        if tile.rows == 1 && self.spans() == 1 {
+            let (out, layouts) = part(0, self.row_len, blocks);
+            kernel.write_row(a, rows, out, layouts);
+            return;
+        }
+        if tile.rows == 1 {
+            // A row has room for a block for each chunk.
+            let (out, layouts) = part(digits::words(first), digits::words(len), blocks_of(len));
+            let written = kernel.write_digits(a, rows, first..first + len, out);
+            layouts.fill(written.map_or(Layout::Floats, |blocks| Layout::Digits { blocks }));
+            return;
+        }
+        if let Some(terms) = kernel.tile_terms(a, tile.rows) {
+            let (first_row, rows) = (tile.first_row + start, PART_ROWS.min(tile.rows - start));
+            let rows = RowsOfA::new(&RowTile { first_row, rows, ..*tile }, self.list);
+            let write = |first: usize| {
+                let len = tiles::BLOCK_K.min(k - first);
+                let words_of = |rows: usize, k: usize| rows * k * terms / 2;
+                let at = words_of(tile.rows, first) + words_of(start, len);
+                let (out, _) = part(at, words_of(rows.len(), len), 0);
+                let out = bytemuck::cast_slice_mut(out);
+                kernel.isa.dispatch(tiles::Write { a, terms, rows, first, out })
+            };
+            // What does not fit is written below.
+            let fits = (first..first + len).step_by(tiles::BLOCK_K).all(write);
+            let (_, layouts) = part(0, 0, blocks_of(len));
+            layouts.fill(if fits { Layout::Tiles { terms } } else { Layout::Floats });
+            return;
+        }
+        let (out, layouts) = part(first * tile.rows, len * tile.rows, blocks_of(len));
+        kernel.write_span(a, rows, first, out, layouts);
+    }
+
+    unsafe fn bind(&self) -> Bound<'a> {
+        let Self { kernel, a, row_len, .. } = *self;
+        let (first_row, k, blocks) = (self.first_row(), a.cols(), a.cols().div_ceil(BLOCK_K));
+        for tile in self.tiles {
+            let (rows, row) = (RowsOfA::new(tile, self.list), tile.first_row - first_row);
+            // SAFETY: nobody else writes any more, and tiles have no row in common.
+            let (out, layouts) = unsafe {
+                (
+                    self.words.part(row * row_len, tile.rows * row_len),
+                    self.layouts.part(row * blocks, tile.rows * blocks),
+                )
+            };
+            if tile.rows == 1 && self.spans() == 1 {
+                continue;
+            }
+            if tile.rows == 1 {
+                kernel.join_row(a, rows, self.span, out, layouts);
+                continue;
+            }
+            let (whole, rows_of_part) = kernel
+                .tile_terms(a, tile.rows)
+                .map_or((Layout::FewRows, tile.rows), |terms| (Layout::Tiles { terms }, PART_ROWS));
+            let of_parts = layouts.chunks(rows_of_part * blocks).flat_map(|part| &part[..blocks]);
+            let are_whole = || of_parts.clone().map(|&layout| layout == whole);
+            let (any, all) = (are_whole().any(|is| is), are_whole().all(|is| is));
+            if any && !all || whole != Layout::FewRows && !any {
+                // Some spans hold numbers too large or too small for the order of the others.
+                kernel.write_blocks(a, rows, 0, &mut out[..k * tile.rows], &mut layouts[..blocks]);
+            }
+        }
+        // SAFETY: nobody writes any more.
+        let (words, layouts) = unsafe { (self.words.all(), self.layouts.all()) };
+        Bound { kernel, first_row, k, row_len, words, layouts }
+    }
+}
+
 /// The kernels and the activations they multiply.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     kernel: Kernel,
     first_row: usize,
     k: usize,
-    a: &'a Buffer,
+    row_len: usize,
+    words: &'a [f32],
+    layouts: &'a [Layout],
 }
 
 impl TileKernel for Bound<'_> {
@@ -389,9 +451,9 @@ impl TileKernel for Bound<'_> {
     ) {
         let Kernel { isa, format } = self.kernel;
         let (rows, row, chunks) = (tile.rows, tile.first_row - self.first_row, self.k / CHUNK_K);
-        let a = &self.a.words[row * self.a.row_len..][..rows * self.a.row_len];
+        let a = &self.words[row * self.row_len..][..rows * self.row_len];
         let blocks = self.k.div_ceil(BLOCK_K);
-        let layouts = &self.a.layouts[row * blocks..][..blocks];
+        let layouts = &self.layouts[row * blocks..][..blocks];
         assert_eq!((weights.k(), weights.format()), (self.k, format), "K and format that A was prepared for");
         let sums = &mut sums[..panels.len() * rows * TILE_COLS];
         if let Layout::Digits { blocks } = layouts[0] {

@@ -14,7 +14,7 @@ use super::{Buffer, Kernel};
 use crate::Isa;
 use crate::isa::Available;
 use crate::pack::{PANEL, PackedGateUp};
-use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
+use crate::tile::{MAX_TILE_ROWS, Prepare, RowTile, TILE_COLS, TileKernel};
 
 /// A generator of pseudo-random numbers.
 struct Random(u64);
@@ -73,7 +73,7 @@ fn poisoned(m: usize, k: usize) -> Buffer {
 fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedGateUp) -> Vec<f32> {
     let (m, n) = (a.rows(), packed.n());
     let (mut out, mut buffer) = (vec![0.0; m * 2 * n], poisoned(m, a.cols()));
-    let bound = kernel.prepare(2, a, None, tiles, &mut buffer);
+    let bound = kernel.prepare(2, a, None, tiles, &mut buffer).all(2);
     for tile in tiles {
         for panel in 0..packed.panels() {
             let mut sums = vec![f32::NAN; tile.rows * TILE_COLS];
@@ -177,7 +177,7 @@ fn scalar_pairs(a: &[f32], scale: impl Fn(usize) -> f32, code: impl Fn(usize) ->
 /// How a kernel writes the first block of these rows.
 fn layout(kernel: Kernel, a: &FloatMatrix<'_>) -> Layout {
     let mut buffer = poisoned(a.rows(), a.cols());
-    kernel.prepare(1, a, None, &one_tile(a.rows()), &mut buffer);
+    kernel.prepare(1, a, None, &one_tile(a.rows()), &mut buffer).all(1);
     buffer.layouts[0]
 }
 

@@ -101,7 +101,11 @@ impl Work for Multiply<'_> {
         let Self { task, blocks } = self;
         let mut panel = 0;
         while panel < task.panels {
-            let panels = if task.panels - panel < STREAMS { 1 } else { STREAMS };
+            let panels = match task.panels - panel {
+                STREAMS.. => STREAMS,
+                2 => 2,
+                _ => 1,
+            };
             // SAFETY: the machine has the instruction set, since `run` got its token. Whoever called `new` vouched for the
             // pointers, and these are panels and sums from among them.
             unsafe {
@@ -127,10 +131,11 @@ impl Work for Multiply<'_> {
 pub(super) unsafe fn multiply_blocks<V: Vector>(task: &DigitTask, blocks: &[DigitBlock]) {
     // The loops are compiled for each format, so that they do not branch on it for every vector of scales.
     let of_format = |format| DigitTask { format, ..*task };
-    // SAFETY: the task has `STREAMS` panels where as many are multiplied, or else one: `Multiply` cuts it so.
+    // SAFETY: the task has as many panels as are multiplied: `Multiply` cuts it so.
     unsafe {
         match (task.format, task.panels) {
             (BlockFormat::Nvfp4, STREAMS) => streams::<V, STREAMS>(&of_format(BlockFormat::Nvfp4), blocks),
+            (BlockFormat::Nvfp4, 2) => streams::<V, 2>(&of_format(BlockFormat::Nvfp4), blocks),
             (BlockFormat::Nvfp4, _) => streams::<V, 1>(&of_format(BlockFormat::Nvfp4), blocks),
             (BlockFormat::Mxfp4, STREAMS) => streams::<V, STREAMS>(&of_format(BlockFormat::Mxfp4), blocks),
             (BlockFormat::Mxfp4, _) => streams::<V, 1>(&of_format(BlockFormat::Mxfp4), blocks),

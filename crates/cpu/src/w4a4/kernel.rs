@@ -91,6 +91,7 @@ unsafe fn multiply<V: Vector>(task: Task<'_>) {
         unsafe {
             let done = match task.rows {
                 1 if left >= STREAMS => one_row::<V, STREAMS>(&task, panel, sums, left),
+                1 if left == 2 => one_row::<V, 2>(&task, panel, sums, left),
                 1 => one_row::<V, 1>(&task, panel, sums, left),
                 rows if V::ROWS > 0 && rows > 2 * V::ROWS => groups_of_rows::<V>(&task, panel, sums),
                 _ => many_rows::<V>(&task, panel, sums),

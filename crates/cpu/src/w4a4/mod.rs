@@ -45,8 +45,8 @@ use crate::Isa;
 use crate::amx::TILE_K;
 use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
-use crate::threads::{self, SharedSlice};
-use crate::tile::{RowTile, RowsOfA, TILE_COLS, TileKernel};
+use crate::threads::SharedSlice;
+use crate::tile::{Prepare, RowTile, RowsOfA, TILE_COLS, TileKernel};
 use crate::w4a16::tiles;
 
 /// Most rows of a tile. With this many, decoding weights already takes a negligible share of the time.
@@ -151,59 +151,91 @@ impl Kernel {
         self.isa.dispatch(unsafe { digits::Multiply::new(task, blocks) });
     }
 
-    /// Writes the rows of some tiles of A, which are places in `list` if there is one, into `blocks`, [`row_blocks`](Self::row_blocks)
-    /// for each, and returns the kernel bound to it. Tiles are
-    /// `[chunk][row of tile]` blocks, or what [`tiles`] says.
-    ///
-    /// # Panics
-    /// If `blocks` is too short for the tiles.
+    /// What writes the rows of some tiles of A, which are places in `list` if there is one, into `blocks`,
+    /// [`row_blocks`](Self::row_blocks) for each. Tiles are `[chunk][row of tile]` blocks, or what [`tiles`] says.
     pub(crate) fn prepare<'a>(
         self,
-        threads: usize,
-        a: &Source<'_>,
-        list: Option<&[u32]>,
-        tiles: &[RowTile],
+        a: &'a Source<'a>,
+        list: Option<&'a [u32]>,
+        tiles: &'a [RowTile],
         blocks: &'a mut [Block],
-    ) -> Bound<'a> {
-        // Three blocks of tiles are as long as a whole number of blocks for each row.
-        const TILES_SPAN: usize = 3 * tiles::BLOCK_K / CHUNK_K;
-        const TILES_BLOCKS: usize = TILES_SPAN * CHUNK_K * size_of::<u16>() / size_of::<Block>();
-        const { assert!(TILES_BLOCKS * size_of::<Block>() == TILES_SPAN * CHUNK_K * size_of::<u16>()) };
-        let chunks = a.k() / CHUNK_K;
-        let (span, row_blocks) =
-            (if self.tiles { TILES_SPAN } else { activations::SPAN }, self.row_blocks(chunks));
-        let spans = chunks.div_ceil(span);
-        let first_row = tiles.first().map_or(0, |tile| tile.first_row);
-        let shared = SharedSlice::new(blocks);
-        // One row takes a few microseconds, less than waking a thread.
-        let threads = if matches!(tiles, [RowTile { rows: 1, .. }]) { 1 } else { threads };
-        threads::for_each(
-            threads,
-            tiles.len() * spans,
-            |_| (),
-            |(), item| {
-                let (tile, at) = (&tiles[item / spans], item % spans);
-                let rows = RowsOfA::new(tile, list);
-                let (row, chunks) = (tile.first_row - first_row, at * span..chunks.min((at + 1) * span));
-                // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different
-                // spans of one tile, or of tiles without a common row.
-                let part = |first, len| unsafe { shared.part(row * row_blocks + first, len) };
-                if self.takes_tiles(tile.rows) {
-                    let words = chunks.len() * CHUNK_K * tile.rows;
-                    let len = (words * size_of::<u16>()).div_ceil(size_of::<Block>());
-                    let out = part(at * TILES_BLOCKS * tile.rows, len);
-                    let out = &mut bytemuck::cast_slice_mut(out)[..words];
-                    self.isa.dispatch(activations::PrepareTiles { a, rows, chunks, out });
-                    return;
-                }
-                for first in chunks.clone().step_by(activations::SPAN) {
-                    let chunks = first..chunks.end.min(first + activations::SPAN);
-                    let out = part(first * tile.rows, chunks.len() * tile.rows);
-                    self.isa.dispatch(activations::Prepare { a, rows, chunks, out });
-                }
-            },
-        );
-        Bound { kernel: self, unit: a.unit(), first_row, chunks, blocks }
+    ) -> Preparation<'a> {
+        let span = match self.tiles {
+            _ if tiles.iter().all(|tile| tile.rows == 1) => ROW_SPAN,
+            true => TILES_SPAN,
+            false => activations::SPAN,
+        };
+        Preparation { kernel: self, a, list, tiles, span, blocks: SharedSlice::new(blocks) }
+    }
+}
+
+/// Chunks of one row that are prepared at a time: half a microsecond.
+const ROW_SPAN: usize = 4 * activations::SPAN;
+
+/// Three blocks of tiles are as long as a whole number of blocks for each row.
+const TILES_SPAN: usize = 3 * tiles::BLOCK_K / CHUNK_K;
+const TILES_BLOCKS: usize = TILES_SPAN * CHUNK_K * size_of::<u16>() / size_of::<Block>();
+const _: () = assert!(TILES_BLOCKS * size_of::<Block>() == TILES_SPAN * CHUNK_K * size_of::<u16>());
+
+/// Rows of A that become blocks.
+#[derive(Debug)]
+pub(crate) struct Preparation<'a> {
+    kernel: Kernel,
+    a: &'a Source<'a>,
+    list: Option<&'a [u32]>,
+    tiles: &'a [RowTile],
+    /// Chunks of a part.
+    span: usize,
+    blocks: SharedSlice<'a, Block>,
+}
+
+impl Preparation<'_> {
+    fn spans(&self) -> usize {
+        (self.a.k() / CHUNK_K).div_ceil(self.span)
+    }
+
+    fn first_row(&self) -> usize {
+        self.tiles.first().map_or(0, |tile| tile.first_row)
+    }
+}
+
+impl<'a> Prepare for Preparation<'a> {
+    type Kernel = Bound<'a>;
+
+    fn parts(&self) -> usize {
+        self.tiles.len() * self.spans()
+    }
+
+    unsafe fn write(&self, part: usize) {
+        let Self { kernel, a, .. } = *self;
+        let (span, chunks) = (self.span, a.k() / CHUNK_K);
+        let (tile, at) = (&self.tiles[part / self.spans()], part % self.spans());
+        let rows = RowsOfA::new(tile, self.list);
+        let (row, chunks) = (tile.first_row - self.first_row(), at * span..chunks.min((at + 1) * span));
+        // SAFETY: each part is written once, and two of them are disjoint: they are different spans of one tile, or of tiles without
+        // a common row.
+        let blocks =
+            |first, len| unsafe { self.blocks.part(row * kernel.row_blocks(a.k() / CHUNK_K) + first, len) };
+        if kernel.takes_tiles(tile.rows) {
+            let words = chunks.len() * CHUNK_K * tile.rows;
+            let len = (words * size_of::<u16>()).div_ceil(size_of::<Block>());
+            let out = blocks(at * TILES_BLOCKS * tile.rows, len);
+            let out = &mut bytemuck::cast_slice_mut(out)[..words];
+            kernel.isa.dispatch(activations::PrepareTiles { a, rows, chunks, out });
+            return;
+        }
+        for first in chunks.clone().step_by(activations::SPAN) {
+            let chunks = first..chunks.end.min(first + activations::SPAN);
+            let out = blocks(first * tile.rows, chunks.len() * tile.rows);
+            kernel.isa.dispatch(activations::Prepare { a, rows, chunks, out });
+        }
+    }
+
+    unsafe fn bind(&self) -> Bound<'a> {
+        let Self { kernel, a, .. } = *self;
+        // SAFETY: nobody writes any more.
+        let blocks = unsafe { self.blocks.all() };
+        Bound { kernel, unit: a.unit(), first_row: self.first_row(), chunks: a.k() / CHUNK_K, blocks }
     }
 }
 

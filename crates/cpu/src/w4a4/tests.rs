@@ -173,13 +173,14 @@ fn tiles_give_the_bits_of_w4a16_with_the_same_numbers_exact() {
 
         let kernel = Kernel::new(available).with_tiles(BlockFormat::Nvfp4, BlockFormat::Nvfp4, k);
         let mut blocks = Aligned::zeroed(m * kernel.row_blocks(k / CHUNK_K));
-        let bound = kernel.prepare(2, &Source::Quantized(&a), None, &[tile], &mut blocks);
+        let (source, tiles) = (Source::Quantized(&a), [tile]);
+        let bound = kernel.prepare(&source, None, &tiles, &mut blocks).all(2);
         bound.multiply_panels(&tile, &packed, 0..2, &mut got);
         assert_eq!(bound.sum_unit(&packed), 0.5);
 
         let mut buffer = w4a16::Buffer::try_new(m, m, k, 1).unwrap();
         let kernel = w4a16::Kernel::new(available, BlockFormat::Nvfp4);
-        kernel.prepare(2, &doubled, None, &[tile], &mut buffer).multiply_panels(
+        kernel.prepare(2, &doubled, None, &tiles, &mut buffer).all(2).multiply_panels(
             &tile,
             &packed,
             0..2,
