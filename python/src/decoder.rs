@@ -6,10 +6,10 @@ use std::sync::Mutex;
 
 use dualgemm::cpu::CpuOptions;
 use dualgemm::cpu::attention::{Causal, Heads, Prepared, is_available};
-use dualgemm::cpu::token::{LayerDesc, Norm, TokenLayer, Tokens, takes_prompts};
+use dualgemm::cpu::token::{LayerDesc, Norm, Part, TokenLayer, Tokens, takes_prompts};
 use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
 use dualgemm::gemm::{AOperand, OutputMut, QuantizeA};
-use dualgemm::{Error, LayerCall, Target};
+use dualgemm::{AnyRunner, Error, LayerCall, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
@@ -247,15 +247,39 @@ impl DecoderLayer {
         let weights = linears.chain(mlp).collect::<PyResult<Vec<_>>>()?;
         runners::run(py, shape, &Target::default(), |runners| {
             let Runners { layer, products } = runners;
-            layer.run(tokens, |part, a: &AOperand<'_>, c: OutputMut<'_>| {
-                let at = part as usize;
-                match &mut products[at] {
-                    Some(product) => product.run(a, &weights[at], (c, false)).map(drop),
-                    None => hand_over(a, c, normed.as_mut()),
+            layer.run(tokens, |a: &AOperand<'_>, parts: &mut [(Part, OutputMut<'_>)]| {
+                let first = parts[0].0 as usize;
+                let of = &mut products[first..first + parts.len()];
+                if parts.len() > 1 && of.iter().all(|of| matches!(of, Some(ProductRunner::Packed(_)))) {
+                    return run_all(a, of, &weights[first..], parts);
                 }
+                for (product, (part, c)) in of.iter_mut().zip(parts) {
+                    let c = std::mem::replace(c, OutputMut::F32(&mut []));
+                    match product {
+                        Some(product) => product.run(a, &weights[*part as usize], (c, false)).map(drop)?,
+                        None => hand_over(a, c, normed.as_mut())?,
+                    }
+                }
+                Ok(())
             })
         })
     }
+}
+
+/// Products in 4 bits of one A, together.
+fn run_all(
+    a: &AOperand<'_>,
+    of: &mut [Option<ProductRunner>],
+    weights: &[Weights<'_>],
+    parts: &mut [(Part, OutputMut<'_>)],
+) -> Result<(), Error> {
+    let mut products = Vec::new();
+    for ((product, weights), (_, c)) in of.iter_mut().zip(weights).zip(parts) {
+        if let (Some(ProductRunner::Packed(runner)), Weights::Packed(weights, None)) = (product, weights) {
+            products.push((runner, *weights, std::mem::replace(c, OutputMut::F32(&mut []))));
+        }
+    }
+    AnyRunner::run_all(a, &mut products)
 }
 
 /// The heads of an array `[1, heads, rows, dim]` of bf16, and its rows and features; `None` if it is another.

@@ -18,7 +18,10 @@
 //!
 //! [`dualgemm_gemm::epilogue`] defines results that are not finite. NaN always has the bits 0x7FC00000.
 
-use dualgemm_gemm::{Epilogue, Op, Operation, Program};
+mod finish;
+
+use dualgemm_gemm::{Activation, Epilogue, Op, Operation, Program};
+use finish::Factors;
 
 use crate::isa::{Available, InstructionSet, Work};
 use crate::pack::{PANEL, PackedGateUp};
@@ -35,6 +38,7 @@ const STACK_OPS: usize = 32;
 pub struct TileEpilogue {
     isa: Available,
     program: Program,
+    is_silu: bool,
     alpha: [f64; 2],
     round_to_bf16: bool,
 }
@@ -48,6 +52,7 @@ impl TileEpilogue {
         Ok(Self {
             isa: isa.checked()?,
             program: epilogue.activation.program(),
+            is_silu: epilogue.activation == Activation::Silu,
             alpha: [epilogue.alpha_gate.into(), epilogue.alpha_up.into()],
             round_to_bf16: epilogue.round_gate_up_to_bf16,
         })
@@ -61,20 +66,7 @@ impl TileEpilogue {
     /// Replaces the sums by values of C, given the tensor scale of A: those of gate, or of a linear layer all. Features past the
     /// tile's `cols` get arbitrary values.
     pub(crate) fn apply(&self, tile: &mut Tile<'_>, weights: &PackedGateUp, a_scale: f64) {
-        let op = weights.op();
-        let bias = [0, 1].map(|half| {
-            weights.biases()[half].map(|bias| {
-                let skip = if op == Operation::Linear { half * PANEL } else { 0 };
-                let of_tile = &bias[tile.first_col..][..tile.cols];
-                let mut padded = [0.0; PANEL];
-                padded.iter_mut().zip(of_tile.iter().skip(skip)).for_each(|(to, from)| *to = *from);
-                padded
-            })
-        });
-        let scales = weights.global_scales();
-        let sum_scale = a_scale * f64::from(tile.unit);
-        let alpha =
-            [0, op.matrices() - 1].map(|matrix| self.alpha[matrix] * scales[matrix].exact() * sum_scale);
+        let Factors { op, alpha, bias } = self.factors(tile, weights, a_scale);
         let rows = &mut tile.sums.as_chunks_mut().0[..tile.rows.rows];
         self.isa.dispatch(Apply { epilogue: self, op, alpha, bias, rows });
     }
@@ -270,12 +262,12 @@ mod tests {
     use super::*;
     use crate::tile::RowTile;
     use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
-    use dualgemm_gemm::{Activation, GateUp};
+    use dualgemm_gemm::GateUp;
     use half::bf16;
     use std::borrow::Cow;
 
     /// Weights of `n` features, all zero: only their tensor scales and biases matter here.
-    fn weights(n: usize, scales: [GlobalScale; 2], bias: Option<[Vec<f32>; 2]>) -> PackedGateUp {
+    pub(super) fn weights(n: usize, scales: [GlobalScale; 2], bias: Option<[Vec<f32>; 2]>) -> PackedGateUp {
         let half = |name: &str, scale| {
             let (codes, block_scales) = (vec![0; n * 8], vec![0; n]);
             let format = BlockFormat::Nvfp4;
@@ -289,7 +281,7 @@ mod tests {
         PackedGateUp::pack(&pair).unwrap()
     }
 
-    fn apply(
+    pub(super) fn apply(
         isa: Isa,
         epilogue: &Epilogue,
         weights: &PackedGateUp,
@@ -299,13 +291,13 @@ mod tests {
         let rows = sums.len() / TILE_COLS;
         let mut sums = sums.to_vec();
         let rows = RowTile { group: 0, first_row: 0, rows };
-        let mut tile = Tile { rows, first_col: 0, cols, unit: 0.25, sums: &mut sums };
+        let mut tile = Tile { rows, first_col: 0, cols, unit: 0.25, of_bf16: false, sums: &mut sums };
         TileEpilogue::new(epilogue, isa).unwrap().apply(&mut tile, weights, 1.0);
         sums.as_chunks::<TILE_COLS>().0.iter().map(|row| *row.first_chunk().unwrap()).collect()
     }
 
     /// Pseudo-random sums from -12 to 12.
-    fn sums(rows: usize) -> Vec<f32> {
+    pub(super) fn sums(rows: usize) -> Vec<f32> {
         let mut state = 7u32;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

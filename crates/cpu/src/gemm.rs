@@ -1,11 +1,12 @@
 //! The whole operation: operands in, C out.
 
 use dualgemm_formats::GlobalScale;
-use dualgemm_gemm::OutputMut;
+use dualgemm_gemm::{AOperand, OutFormat, OutputMut};
 
 use crate::aligned::Aligned;
 use crate::output::{Destination, OutputSink, quantize_deferred, quantizer};
-use crate::{CpuPlan, Error, Group, Input, TileEpilogue, Workspace};
+use crate::schedule::Job;
+use crate::{CpuPlan, Error, Group, Input, PackedGateUp, TileEpilogue, Workspace};
 
 /// A planned problem with everything that its runs need. Runs allocate nothing, except that rayon's queue takes a new block
 /// every few dozen calls from outside its pool.
@@ -89,4 +90,92 @@ impl CpuGemm {
             _ => None,
         })
     }
+
+    /// Computes what `next` multiplies, all rows with one pair of weights, and leaves it in the order in which `next` reads it, so that
+    /// [`run_ahead`](Self::run_ahead) can follow. Returns false if that is not possible: `next` has to multiply bf16 by tiles, cut in
+    /// the same way as the rows here, and no value is infinite, NaN or near 2⁻¹²⁶.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_before(
+        &mut self,
+        a: &AOperand<'_>,
+        weights: &PackedGateUp,
+        next: &mut Self,
+    ) -> Result<bool, Error> {
+        let (plan, of_next, rows) = (self.plan(), next.plan(), a.rows());
+        let fits = (plan.desc.out, plan.desc.n, plan.tile_rows)
+            == (OutFormat::Bf16, of_next.desc.k, of_next.tile_rows);
+        let Some(ahead) = fits.then(|| next.workspace.ahead(rows)).flatten() else { return Ok(false) };
+        let (n, c, groups) =
+            (plan.desc.n, Destination::Ahead(ahead), [Group { first_row: 0, rows, weights }]);
+        let Self { workspace, epilogue, .. } = self;
+        let sink = |a_scale: GlobalScale| {
+            Ok(OutputSink { epilogue, groups: &groups, a_scale: a_scale.exact(), n, c })
+        };
+        let sink = workspace.multiply(a, &groups, sink)?;
+        Ok(matches!(&sink.c, Destination::Ahead(ahead) if ahead.fits()))
+    }
+
+    /// Computes the rows that another plan has [left](Self::run_before) here, all there were.
+    ///
+    /// # Errors
+    /// If `weights` or `c` does not fit the plan.
+    pub fn run_ahead(&mut self, rows: usize, weights: &PackedGateUp, c: OutputMut<'_>) -> Result<(), Error> {
+        let (desc, groups) = (self.plan().desc, [Group { first_row: 0, rows, weights }]);
+        self.workspace.check_groups(rows, &groups)?;
+        let (c, _) = Destination::new(desc.out, c, rows, desc.n, None)?;
+        let sink = OutputSink { epilogue: &self.epilogue, groups: &groups, a_scale: 1.0, n: desc.n, c };
+        self.workspace.run_ahead(Job { groups: &groups, sink });
+        Ok(())
+    }
+
+    /// Computes several products of all rows of A, each as [`run`](Self::run). Where A and C are floats and plans differ in features
+    /// alone, A is prepared once and threads share all of it together: for small products, which threads wait for most of the time.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_all(a: &AOperand<'_>, products: &mut [Product<'_>]) -> Result<(), Error> {
+        let (input, rows) = (Input::from(a), a.rows());
+        let shared = match products {
+            [first, rest @ ..] => {
+                let floats = |product: &Product<'_>| !matches!(product.c, OutputMut::Nvfp4 { .. });
+                let shares = |other: &Product<'_>| first.gemm.workspace.shares_with(&other.gemm.workspace);
+                floats(first) && rest.iter().all(|other| floats(other) && shares(other))
+            }
+            [] => return Ok(()),
+        };
+        fn whole<'p>(product: &Product<'p>, rows: usize) -> [Group<'p>; 1] {
+            [Group { first_row: 0, rows, weights: product.weights }]
+        }
+        if !shared {
+            return products.iter_mut().try_for_each(|product| {
+                let (groups, c) =
+                    (whole(product, rows), std::mem::replace(&mut product.c, OutputMut::F32(&mut [])));
+                product.gemm.run(a, &groups, c).map(drop)
+            });
+        }
+        let groups: Vec<_> = products.iter().map(|product| whole(product, rows)).collect();
+        let (mut jobs, mut workspace) = (Vec::new(), None);
+        for (Product { gemm, c, .. }, groups) in products.iter_mut().zip(&groups) {
+            let Self { workspace: of_this, epilogue, .. } = &mut **gemm;
+            let (desc, c) = (of_this.plan().desc, std::mem::replace(c, OutputMut::F32(&mut [])));
+            of_this.check_groups(rows, groups)?;
+            let (c, _) = Destination::new(desc.out, c, rows, desc.n, None)?;
+            jobs.push(Job { groups, sink: OutputSink { epilogue, groups, a_scale: 1.0, n: desc.n, c } });
+            workspace.get_or_insert(of_this);
+        }
+        workspace.map_or(Ok(()), |workspace| workspace.multiply_floats(&input, &jobs))
+    }
+}
+
+/// One of several products of an A.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// What computes it.
+    pub gemm: &'a mut CpuGemm,
+    /// The weights.
+    pub weights: &'a PackedGateUp,
+    /// The result. Afterwards nothing is here.
+    pub c: OutputMut<'a>,
 }

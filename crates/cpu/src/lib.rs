@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`isa`] | [`Isa`]: which kernels this machine can run |
 //! | [`pack`] | [`PackedGateUp`]: weights in kernel order, packed once |
-//! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 256 rows by 16 features, between kernel and epilogue |
+//! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 512 rows by 16 features, between kernel and epilogue |
 //! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
 //! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
 //! | [`limits`] | [`limits::Limits`]: the most that the machine can do, measured |
@@ -55,7 +55,7 @@ pub use aligned::Aligned;
 pub use epilogue::TileEpilogue;
 pub use error::Error;
 pub use float_linear::FloatLinear;
-pub use gemm::CpuGemm;
+pub use gemm::{CpuGemm, Product};
 pub use isa::Isa;
 pub use pack::PackedGateUp;
 pub use plan::{CpuOptions, CpuPlan};

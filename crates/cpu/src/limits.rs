@@ -192,8 +192,7 @@ fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
     let bound = kernel.prepare(&source, None, &tiles, &mut blocks).all(1);
     Ok(best(threads, 2.0, || {
         let mut sums = [0.0; TILE_ROWS * TILE_COLS];
-        bound.multiply(&tile, &weights, 0, &mut sums);
-        black_box(sums[0]);
+        bound.multiply(&tile, 0..TILE_ROWS, &weights, 0..1, &mut sums, |_, _, sums| _ = black_box(sums[0]));
         TILE_ROWS * TILE_COLS * K
     }))
 }

@@ -19,6 +19,7 @@ use crate::lanes;
 use crate::pack::PANEL;
 use crate::threads::{self, SharedSlice};
 use crate::tile::{RowTile, TILE_COLS, Tile, TileSink};
+use crate::w4a16::ahead::{self, Ahead};
 use crate::workspace::Group;
 
 /// Finishes tiles and writes them to C, `[rows, n]`.
@@ -41,11 +42,31 @@ pub(crate) enum Destination<'a> {
     F32(SharedSlice<'a, f32>),
     F16(SharedSlice<'a, f16>),
     Bf16(SharedSlice<'a, bf16>),
+    /// Bf16 that the next product multiplies.
+    Ahead(Ahead<'a>),
     Nvfp4(Nvfp4<'a>, Quantizer),
     /// To a buffer until the tensor scale is known.
     Deferred(SharedSlice<'a, f32>, Amax),
     /// Nowhere: only the tensor scale is computed.
     Amax(Amax),
+}
+
+/// Where an element of C goes, and those below it in a tile.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place {
+    Rows { first: usize, n: usize },
+    Tiles(ahead::Place),
+}
+
+impl Place {
+    /// The element so many rows below.
+    #[inline(always)]
+    pub(crate) fn at(&self, row: usize) -> usize {
+        match self {
+            Self::Rows { first, n } => first + row * n,
+            Self::Tiles(place) => place.at(row),
+        }
+    }
 }
 
 /// The buffers of an nvfp4 C.
@@ -125,9 +146,23 @@ impl<'a> Destination<'a> {
 }
 
 impl Destination<'_> {
+    /// Whether values go to C as they are.
+    pub(crate) fn is_of_floats(&self) -> bool {
+        matches!(self, Self::F32(_) | Self::F16(_) | Self::Bf16(_) | Self::Ahead(_))
+    }
+
+    /// The place of an element of C, of `n` columns, and of those below it in the same tile.
+    pub(crate) fn place(&self, row: usize, col: usize, n: usize) -> Place {
+        match self {
+            Self::Ahead(next) => Place::Tiles(next.place(row, col)),
+            _ => Place::Rows { first: row * n + col, n },
+        }
+    }
+
     /// Fetches the lines of `len` elements of a C of floats, from element `at` on.
     fn fetch(&self, at: usize, len: usize) {
         match self {
+            Self::Ahead(next) => next.fetch(at),
             Self::F32(c) | Self::Deferred(c, _) => c.fetch(at, len),
             Self::F16(c) => c.fetch(at, len),
             Self::Bf16(c) => c.fetch(at, len),
@@ -158,6 +193,15 @@ impl Destination<'_> {
                     to.iter_mut().zip(values).for_each(|(to, values)| *to = lanes::map(values, round));
                     rest.iter_mut().zip(last).for_each(|(to, value)| *to = round(*value));
                 }
+                // It has whole panels.
+                Self::Ahead(next) => {
+                    values
+                        .as_chunks()
+                        .0
+                        .iter()
+                        .enumerate()
+                        .for_each(|(i, values)| next.write(at + i * PANEL, values));
+                }
                 Self::Nvfp4(..) | Self::Amax(_) => {}
             }
         }
@@ -167,13 +211,16 @@ impl Destination<'_> {
 impl TileSink for OutputSink<'_> {
     // Else stores wait for the lines: on 16 threads of an Emerald Rapids, storing 117 MB of f32 takes half as long with this.
     fn fetch(&self, rows: &RowTile, first_col: usize, cols: usize) {
-        for row in rows.first_row..rows.first_row + rows.rows {
-            self.c.fetch(row * self.n + first_col, cols);
-        }
+        let place = self.c.place(rows.first_row, first_col, self.n);
+        (0..rows.rows).for_each(|row| self.c.fetch(place.at(row), cols));
     }
 
     fn store(&self, tile: &mut Tile<'_>) {
-        self.epilogue.apply(tile, self.groups[tile.rows.group].weights, self.a_scale);
+        let weights = self.groups[tile.rows.group].weights;
+        if let Some(finish) = self.epilogue.finish(tile, weights, self.a_scale, (&self.c, self.n)) {
+            return self.epilogue.isa().dispatch(finish);
+        }
+        self.epilogue.apply(tile, weights, self.a_scale);
         let rows = &tile.sums.as_chunks::<TILE_COLS>().0[..tile.rows.rows];
         if let Destination::Deferred(_, amax) | Destination::Amax(amax) = &self.c {
             amax.include(rows.iter().flat_map(|row| &row[..tile.cols]));
@@ -204,7 +251,9 @@ impl Work for Store<'_> {
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
         let (n, cols) = (self.sink.n, self.cols);
-        for (row, values) in (self.first_row..).zip(self.rows) {
+        let place = self.sink.c.place(self.first_row, self.first_col, n);
+        for (i, values) in self.rows.iter().enumerate() {
+            let (row, at) = (self.first_row + i, place.at(i));
             // SAFETY: the schedule makes each element of C part of one tile and stores each tile once, so no two threads write
             // the same element or block.
             unsafe {
@@ -216,9 +265,9 @@ impl Work for Store<'_> {
                         }
                     }
                     // Rows of whole panels have a length that the compiler knows.
-                    floats if cols == PANEL => floats.write(row * n + self.first_col, &values[..PANEL]),
-                    floats if cols == TILE_COLS => floats.write(row * n + self.first_col, values),
-                    floats => floats.write(row * n + self.first_col, &values[..cols]),
+                    floats if cols == PANEL => floats.write(at, &values[..PANEL]),
+                    floats if cols == TILE_COLS => floats.write(at, values),
+                    floats => floats.write(at, &values[..cols]),
                 }
             }
         }

@@ -54,7 +54,7 @@ impl CpuPlan {
         let threads = options.threads.unwrap_or_else(team::threads).max(1);
         let (operands, most_rows) = match desc.a_compute().block_format() {
             Some(a) => ("w4a4", w4a4::tile_rows(isa, a, desc.b, desc.k)),
-            None => ("w4a16", w4a16::TILE_ROWS),
+            None => ("w4a16", w4a16::tile_rows(isa, desc)),
         };
         let tile_rows = desc.m.min(most_rows);
         let panels = (desc.n.div_ceil(panel_columns(desc.op)) * desc.batch) as f64;

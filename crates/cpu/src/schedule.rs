@@ -13,6 +13,8 @@ use crate::aligned::Aligned;
 use crate::pack::{PackedGateUp, panel_columns};
 use crate::threads::{self, Apart, wait_until};
 use crate::tile::{MAX_TILE_ROWS, Prepare, RowTile, TILE_COLS, Tile, TileKernel, TileSink};
+use crate::w4a16::tiles::WHOLE_K;
+use crate::workspace::Group;
 
 /// Most panels in an item: a long stretch of memory to stream.
 const MAX_PANELS: usize = 8;
@@ -24,6 +26,18 @@ const _: () = assert!(MAX_TILE_ROWS <= MAX_SUM_ROWS);
 /// The same for tiles of AMX, which take a panel of 256 rows in less time than its activations take from the last-level cache: they
 /// are read once for eight panels. 256 KiB, in a second-level cache of 2 MiB that two threads share.
 const MAX_SUM_ROWS_AMX: usize = 2048;
+
+/// Rows whose places in C are fetched before the first sums.
+const FETCHED_ROWS: usize = 64;
+
+/// Rows of a tile that a thread multiplies with a panel.
+fn rows_of_part(threads: usize) -> usize {
+    match threads {
+        1 => MAX_TILE_ROWS,
+        2..8 => 256,
+        _ => 128,
+    }
+}
 
 /// Room for the sums of one worker's item.
 pub(crate) type TileSums = Mutex<Aligned<f32>>;
@@ -110,45 +124,94 @@ impl<P: Prepare> Preparing<P> {
     }
 }
 
-/// Prepares the rows of A, multiplies every tile with every panel of its group's weights and hands the sums to the sink. All of it is
-/// one call of the threads: on 16 threads of an Emerald Rapids a call takes 3 to 9 µs, and one token 120.
-pub(crate) fn run<'w, P: Prepare>(
+/// Weights of each group, and what becomes of their products.
+pub(crate) struct Job<'a, S> {
+    pub(crate) groups: &'a [Group<'a>],
+    pub(crate) sink: S,
+}
+
+impl<S> Job<'_, S> {
+    fn weights(&self, group: usize) -> &PackedGateUp {
+        self.groups[group].weights
+    }
+}
+
+/// Prepares the rows of A, multiplies every tile with every panel of its group's weights, those of the first job and then of others,
+/// and hands the sums to the sinks. All of it is one call of the threads: on 16 threads of an Emerald Rapids a call takes 3 to 9 µs,
+/// and one token 120.
+pub(crate) fn run<S: TileSink>(
     sums: &[TileSums],
     tiles: &[RowTile],
-    weights_of: impl Fn(usize) -> &'w PackedGateUp + Sync,
-    rows_of_a: P,
-    sink: &impl TileSink,
+    jobs: &[Job<'_, S>],
+    rows_of_a: impl Prepare,
 ) {
     let Some(first) = tiles.first() else { return };
-    let (n, panels) = (weights_of(first.group).n(), weights_of(first.group).panels());
-    let columns = panel_columns(weights_of(first.group).op());
+    let k = jobs[0].weights(first.group).k();
+    let of_job = |job: &Job<'_, S>| job.weights(first.group).panels();
+    let panels: usize = jobs.iter().map(of_job).sum();
+    // The job of a panel, and the panel before its first one.
+    let find = |panel: usize| {
+        let mut before = 0;
+        for job in jobs {
+            if panel < before + of_job(job) {
+                return (job, before);
+            }
+            before += of_job(job);
+        }
+        unreachable!("panel {panel} of {panels}")
+    };
     let rows = tiles.iter().fold(1, |most, tile| most.max(tile.rows));
     let room = sums.first().map_or(0, |sums| lock(sums).len() / TILE_COLS);
     let most = room / rows;
     let preparing = Preparing::new(rows_of_a);
+    let of_part = if k <= WHOLE_K { rows_of_part(sums.len()) } else { rows };
+    let parts = rows.div_ceil(of_part);
     threads::for_each_run(
         sums.len(),
-        tiles.len() * panels,
-        |first, left| run_len(rows, left).min(most).min(panels - first % panels),
+        tiles.len() * parts * panels,
+        |first, left| {
+            let (job, before) = find(first % panels);
+            run_len(rows, left).min(most).min(before + of_job(job) - first % panels)
+        },
         // Each worker has its own number, so the lock is free.
         |worker| (preparing.kernel(), lock(&sums[worker])),
         |(kernel, sums), items| {
             let Some(kernel) = kernel else { return };
-            let rows = tiles[items.start / panels];
-            let weights = weights_of(rows.group);
-            let panels = items.start % panels..(items.end - 1) % panels + 1;
-            let (unit, sums) = (kernel.sum_unit(weights), &mut sums[..panels.len() * rows.rows * TILE_COLS]);
+            let (tile, part) = (tiles[items.start / panels / parts], items.start / panels % parts);
+            let of_bf16 = kernel.of_bf16(&tile);
+            let part = match of_bf16 {
+                true => part * of_part..tile.rows.min((part + 1) * of_part),
+                false if part == 0 => 0..tile.rows,
+                false => return,
+            };
+            if part.is_empty() {
+                return;
+            }
+            let (job, before) = find(items.start % panels);
+            let (weights, sink) = (job.weights(tile.group), &job.sink);
+            let first = items.start % panels - before;
+            let panels = first..first + items.len();
+            let (unit, n, columns) = (kernel.sum_unit(weights), weights.n(), panel_columns(weights.op()));
             let place = |panel: usize| (panel * columns, columns.min(n - panel * columns));
-            let fetch = |panel| sink.fetch(&rows, place(panel).0, place(panel).1);
-            fetch(panels.start);
-            kernel.multiply_panels(&rows, weights, panels.clone(), sums);
-            for (panel, sums) in panels.clone().zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
-                if panel + 1 < panels.end {
-                    fetch(panel + 1);
+            let rows_of = |rows: &Range<usize>| RowTile {
+                first_row: tile.first_row + rows.start,
+                rows: rows.len(),
+                ..tile
+            };
+            let fetch = |panel, rows: Range<usize>| {
+                if panel < panels.end {
+                    sink.fetch(&rows_of(&rows), place(panel).0, place(panel).1);
+                }
+            };
+            fetch(panels.start, part.start..part.end.min(part.start + FETCHED_ROWS));
+            kernel.multiply(&tile, part.clone(), weights, panels.clone(), sums, |panel, rows, sums| {
+                match rows.end < part.end {
+                    true => fetch(panel, rows.end..part.end.min(rows.end + rows.len())),
+                    false => fetch(panel + 1, part.start..part.end.min(part.start + rows.len())),
                 }
                 let (first_col, cols) = place(panel);
-                sink.store(&mut Tile { rows, first_col, cols, unit, sums });
-            }
+                sink.store(&mut Tile { rows: rows_of(&rows), first_col, cols, unit, of_bf16, sums });
+            });
         },
     );
 }
@@ -197,7 +260,20 @@ mod tests {
     struct Nothing;
 
     impl TileKernel for Nothing {
-        fn multiply(&self, _: &RowTile, _: &PackedGateUp, _: usize, _: &mut [f32]) {}
+        fn multiply(
+            &self,
+            _: &RowTile,
+            _: Range<usize>,
+            _: &PackedGateUp,
+            _: Range<usize>,
+            _: &mut [f32],
+            _: impl FnMut(usize, Range<usize>, &mut [f32]),
+        ) {
+        }
+
+        fn of_bf16(&self, _: &RowTile) -> bool {
+            false
+        }
 
         fn sum_unit(&self, _: &PackedGateUp) -> f32 {
             1.0

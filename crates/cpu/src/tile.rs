@@ -14,7 +14,7 @@ use crate::pack::{PANEL, PackedGateUp};
 use crate::threads;
 
 /// Most rows that a tile may have. A plan's tiles have at most [`CpuPlan::tile_rows`](crate::CpuPlan::tile_rows).
-pub const MAX_TILE_ROWS: usize = 256;
+pub const MAX_TILE_ROWS: usize = 512;
 
 /// f32 sums per row of a tile: 16 gate features, then the same 16 up features, or 32 features of a linear layer.
 pub const TILE_COLS: usize = 2 * PANEL;
@@ -68,29 +68,29 @@ pub struct Tile<'a> {
     pub cols: usize,
     /// The value that a sum of 1 stands for, without tensor scales: [`TileKernel::sum_unit`].
     pub unit: f32,
+    /// Whether bf16 were multiplied: such sums differ from one instruction set to the other, and so may what is made of them.
+    pub of_bf16: bool,
     /// `[rows][32]` sums, each half on its own cache line. The sink may overwrite them.
     pub sums: &'a mut [f32],
 }
 
 /// Computes tiles.
 pub trait TileKernel: Sync {
-    /// Overwrites `sums`, `[rows][32]`, with the products of the rows and of one panel of `weights`, in units of
-    /// [`sum_unit`](Self::sum_unit), without tensor scales.
-    fn multiply(&self, rows: &RowTile, weights: &PackedGateUp, panel: usize, sums: &mut [f32]);
-
-    /// Overwrites `sums`, `[panel][rows][32]`, with the products of several panels, in an order that the kernel chooses. By
-    /// default it multiplies panel after panel.
-    fn multiply_panels(
+    /// Multiplies some rows of a tile, which are all unless it is [`of_bf16`](Self::of_bf16), with some panels of `weights`. As soon
+    /// as sums are complete, those of a panel and of all these rows or a part of them go to `done`: `[rows][32]`, in units of
+    /// [`sum_unit`](Self::sum_unit), without tensor scales. They lie in `room`, which has room for all.
+    fn multiply(
         &self,
-        rows: &RowTile,
+        tile: &RowTile,
+        rows: Range<usize>,
         weights: &PackedGateUp,
         panels: Range<usize>,
-        sums: &mut [f32],
-    ) {
-        for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
-            self.multiply(rows, weights, panel, sums);
-        }
-    }
+        room: &mut [f32],
+        done: impl FnMut(usize, Range<usize>, &mut [f32]),
+    );
+
+    /// Whether the tile is multiplied as bf16. Then its rows may be shared among threads, in parts that start at multiples of 16.
+    fn of_bf16(&self, tile: &RowTile) -> bool;
 
     /// The value that a sum of 1 stands for: a power of two. Sinks multiply it into their alpha without loss.
     fn sum_unit(&self, weights: &PackedGateUp) -> f32;
@@ -123,6 +123,23 @@ pub(crate) trait Prepare: Sync + Sized {
             threads::for_each(threads, self.parts(), |_| (), |(), part| self.write(part));
             self.bind()
         }
+    }
+}
+
+/// Rows that were written before.
+pub(crate) struct Written<K>(pub K);
+
+impl<K: TileKernel + Copy + Send> Prepare for Written<K> {
+    type Kernel = K;
+
+    fn parts(&self) -> usize {
+        1
+    }
+
+    unsafe fn write(&self, _: usize) {}
+
+    unsafe fn bind(&self) -> K {
+        self.0
     }
 }
 

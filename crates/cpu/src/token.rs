@@ -149,7 +149,7 @@ impl TokenLayer {
     }
 
     /// Computes the tokens, adds their keys and values to the cache and writes `out`. `product` computes the layer's products, of a
-    /// row for each token.
+    /// row for each token; those of queries, keys and values in one call.
     ///
     /// # Errors
     /// If an operand has another type or shape than the layer, and what `product` returns. The cache's first `len` tokens are as
@@ -157,7 +157,7 @@ impl TokenLayer {
     pub fn run<E: From<Error>>(
         &mut self,
         tokens: Tokens<'_>,
-        product: impl FnMut(Part, &AOperand<'_>, OutputMut<'_>) -> Result<(), E>,
+        product: impl FnMut(&AOperand<'_>, &mut [(Part, OutputMut<'_>)]) -> Result<(), E>,
     ) -> Result<(), E> {
         match self.desc.float {
             FloatType::F32 => self.run_as::<f32, E>(tokens, product),
@@ -169,7 +169,7 @@ impl TokenLayer {
     fn run_as<T: Float, E: From<Error>>(
         &mut self,
         mut tokens: Tokens<'_>,
-        mut product: impl FnMut(Part, &AOperand<'_>, OutputMut<'_>) -> Result<(), E>,
+        mut product: impl FnMut(&AOperand<'_>, &mut [(Part, OutputMut<'_>)]) -> Result<(), E>,
     ) -> Result<(), E> {
         let LayerDesc { hidden, heads, kv_heads, head_dim, rows, .. } = self.desc;
         let (isa, of_queries, of_keys) = (self.isa, heads * head_dim, kv_heads * head_dim);
@@ -190,29 +190,26 @@ impl TokenLayer {
             normed.copy_from_slice(x.row(row));
             isa.dispatch(Rms { x: normed, norm: norms[0] });
         });
-        let a = operand(normed, rows)?;
-        product(Part::Query, &a, T::into_output(q))?;
-        product(Part::Key, &a, T::into_output(k))?;
-        product(Part::Value, &a, T::into_output(v))?;
-        let of_row = SharedSlice::new(k);
+        let [of_query, of_key, of_value] = [&mut *q, &mut *k, &mut *v].map(T::into_output);
+        let parts = &mut [(Part::Query, of_query), (Part::Key, of_key), (Part::Value, of_value)];
+        product(&operand(normed, rows)?, parts)?;
+        let caches = [SharedSlice::new(&mut *keys), SharedSlice::new(&mut *values)];
         threads::for_each_part(threads, q, of_queries, |row, q| {
-            // SAFETY: each row is handed out once.
-            let k = unsafe { of_row.part(row * of_keys, of_keys) };
             let [cos, sin] = rotation.map(|of| {
                 let (left, right) = of.row(row).split_at(head_dim / 2);
                 [left, if right.is_empty() { left } else { right }]
             });
-            for (heads, norm) in [q, k].into_iter().zip(head_norms) {
-                isa.dispatch(Position { heads, norm, cos, sin });
+            isa.dispatch(Position { heads: q, norm: head_norms[0], cos, sin });
+            for head in 0..kv_heads {
+                let [key, _] = [(&caches[0], &*k), (&caches[1], &*v)].map(|(cache, new)| {
+                    // SAFETY: each row is handed out once.
+                    let to = unsafe { cache.part((head * room + len + row) * head_dim, head_dim) };
+                    to.copy_from_slice(&new[row * of_keys + head * head_dim..][..head_dim]);
+                    to
+                });
+                isa.dispatch(Position { heads: key, norm: head_norms[1], cos, sin });
             }
         });
-        for (cache, new) in [(&mut *keys, &*k), (&mut *values, &*v)] {
-            threads::for_each_part(threads, cache, room * head_dim, |head, cache| {
-                let of_tokens =
-                    cache[len * head_dim..].chunks_exact_mut(head_dim).zip(new.chunks_exact(of_keys));
-                of_tokens.for_each(|(to, new)| to.copy_from_slice(&new[head * head_dim..][..head_dim]));
-            });
-        }
         if rows == 1 {
             let cached = attention::Cached { keys, values, room, first, len: len + 1, head_dim };
             cached.attend(isa, self.threads, q, sinks, scale, attended);
@@ -230,7 +227,7 @@ impl TokenLayer {
             let causal = Causal { q, k, v, rows, dim: head_dim, scale };
             causal.run_on(isa, attended, threads, &mut self.prepared)?;
         }
-        product(Part::Output, &operand(attended, rows)?, T::into_output(y))?;
+        product(&operand(attended, rows)?, &mut [(Part::Output, T::into_output(y))])?;
         let of_row = SharedSlice::new(normed);
         threads::for_each_part(threads, out, hidden, |row, out| {
             // SAFETY: as above.
@@ -240,7 +237,7 @@ impl TokenLayer {
             normed.copy_from_slice(out);
             isa.dispatch(Rms { x: normed, norm: norms[1] });
         });
-        product(Part::Mlp, &operand(normed, rows)?, T::into_output(y))?;
+        product(&operand(normed, rows)?, &mut [(Part::Mlp, T::into_output(y))])?;
         threads::for_each_part(threads, out, hidden, |row, out| {
             isa.dispatch(Add { to: out, y: &y[row * hidden..][..hidden] });
         });
@@ -440,14 +437,22 @@ impl<T: Float> Work for Position<'_, T> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
+        if self.cos[0].len().is_multiple_of(16) { self.rotate::<16>() } else { self.rotate::<8>() }
+    }
+}
+
+impl<T: Float> Position<'_, T> {
+    /// `N` pairs at a time.
+    #[inline(always)]
+    fn rotate<const N: usize>(self) {
         let half = self.cos[0].len();
-        let [cos, sin] = [self.cos, self.sin].map(|sides| sides.map(|side| side.as_chunks::<8>().0));
+        let [cos, sin] = [self.cos, self.sin].map(|sides| sides.map(|side| side.as_chunks::<N>().0));
         for head in self.heads.chunks_exact_mut(2 * half) {
             if let Some(norm) = self.norm {
                 rms_norm(head, norm);
             }
             let (left, right) = head.split_at_mut(half);
-            let pairs = left.as_chunks_mut::<8>().0.iter_mut().zip(right.as_chunks_mut::<8>().0);
+            let pairs = left.as_chunks_mut::<N>().0.iter_mut().zip(right.as_chunks_mut::<N>().0);
             for (i, (left, right)) in pairs.enumerate() {
                 let (l, r) = (*left, *right);
                 *left = sums(&products(&l, &cos[0][i], 1.0), &products(&r, &sin[0][i], -1.0));
@@ -458,12 +463,12 @@ impl<T: Float> Work for Position<'_, T> {
 }
 
 #[inline(always)]
-fn products<T: Float>(x: &[T; 8], of: &[T; 8], sign: f32) -> [f32; 8] {
+fn products<T: Float, const N: usize>(x: &[T; N], of: &[T; N], sign: f32) -> [f32; N] {
     lanes::zip(x, of, |x, of| T::round(sign * x.widen() * of.widen()))
 }
 
 #[inline(always)]
-fn sums<T: Float>(x: &[f32; 8], y: &[f32; 8]) -> [T; 8] {
+fn sums<T: Float, const N: usize>(x: &[f32; N], y: &[f32; N]) -> [T; N] {
     lanes::zip(x, y, |x, y| T::narrow(x + y))
 }
 

@@ -10,20 +10,23 @@
 /// `e^-y` rounds to 0 in f32 for larger y (2⁻¹⁵⁰ = e^-103.97).
 pub(crate) const EXP_LIMIT: f32 = 104.0;
 
+/// Adding 1.5 · 2²³ rounds to the nearest integer and leaves it in the low bits of the significand.
+const ROUND: f32 = 12_582_912.0;
+
+/// ln 2 in two parts; the first has nine bits, so that its product with n is exact.
+const LN2_HIGH: f32 = 355.0 / 512.0;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+
+/// (e^r - 1 - r) / r² on |r| ≤ ln(2)/2, least largest error, weighted by r².
+const EXP: [f32; 6] = [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_498, 0.001_394_475_8, 0.000_197_902_44];
+
 /// `e^-y` for `0 ≤ y ≤ 104`, within 1 ulp (half a step where subnormal). NaN gives NaN.
 #[inline(always)]
 pub(crate) fn exp_neg(y: f32) -> f32 {
-    // Adding 1.5 · 2²³ rounds to the nearest integer and leaves it in the low bits of the significand.
-    const ROUND: f32 = 12_582_912.0;
-    // ln 2 in two parts; the first has nine bits, so that its product with n is exact.
-    const LN2_HIGH: f32 = 355.0 / 512.0;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // (e^r - 1 - r) / r² on |r| ≤ ln(2)/2, least largest error, weighted by r².
-    const P: [f32; 6] = [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_498, 0.001_394_475_8, 0.000_197_902_44];
     let rounded = y * -std::f32::consts::LOG2_E + ROUND;
     let n = rounded - ROUND;
     let r = (-y - n * LN2_HIGH) - n * LN2_LOW;
-    let p = ((((P[5] * r + P[4]) * r + P[3]) * r + P[2]) * r + P[1]) * r + P[0];
+    let p = ((((EXP[5] * r + EXP[4]) * r + EXP[3]) * r + EXP[2]) * r + EXP[1]) * r + EXP[0];
     let significand = p * (r * r) + r + 1.0;
     // 2^n in two factors, because n reaches -150: the first product is exact, the second rounds once.
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
@@ -34,14 +37,32 @@ pub(crate) fn exp_neg(y: f32) -> f32 {
 /// `2^x` for x up to 127, off by at most 2⁻¹⁸ of it, and 0 below 2⁻¹²⁶. NaN gives NaN. Fused, and so not for every ISA.
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
-    // As above, with the bias of exponents in the low bits.
-    const ROUND: f32 = 12_582_912.0 + 127.0;
+    // With the bias of exponents in the low bits.
+    const ROUND: f32 = self::ROUND + 127.0;
     // (2^f - 1) / f on |f| ≤ 1/2, least largest error, weighted by f / 2^f.
     const P: [f32; 4] = [0.693_113_6, 0.240_207_1, 0.055_976_883, 0.009_782_912];
     let rounded = x + ROUND;
     let f = x - (rounded - ROUND);
     let p = P[3].mul_add(f, P[2]).mul_add(f, P[1]).mul_add(f, P[0]).mul_add(f, 1.0);
     if x < -126.0 { 0.0 } else { p * f32::from_bits(rounded.to_bits() << 23) }
+}
+
+/// `x / (1 + e^-x)`, within 2.5 ulp; -0 where a sigmoid is below 2⁻¹²⁶, also of -∞. NaN gives NaN. Fused, and so not for every ISA.
+#[inline(always)]
+pub(crate) fn silu(x: f32) -> f32 {
+    const LIMIT: f32 = 87.0;
+    // NaN fails both comparisons.
+    let y = if x > LIMIT { LIMIT } else { x };
+    let y = if y < -LIMIT { -LIMIT } else { y };
+    let rounded = y.mul_add(-std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, -y));
+    let p =
+        EXP[5].mul_add(r, EXP[4]).mul_add(r, EXP[3]).mul_add(r, EXP[2]).mul_add(r, EXP[1]).mul_add(r, EXP[0]);
+    let significand = p.mul_add(r * r, r) + 1.0;
+    let power = f32::from_bits(significand.to_bits().wrapping_add(rounded.to_bits() << 23));
+    let quotient = x / (1.0 + power);
+    if x < -LIMIT { -0.0 } else { quotient }
 }
 
 /// `1 / (1 + e^-x)`. Subnormal and then 0 below -87.3; NaN gives NaN.
@@ -130,6 +151,18 @@ mod tests {
         let worst =
             sweep(499).map(|x| ulps(sigmoid(x), 1.0 / (1.0 + (-f64::from(x)).exp()))).fold(0.0, f64::max);
         assert!(worst <= 2.5, "{worst} ulp");
+    }
+
+    #[test]
+    fn silu_is_close_over_the_whole_range_and_zero_below() {
+        let exact = |x: f32| f64::from(x) / (1.0 + (-f64::from(x)).exp());
+        let worst = sweep(499).filter(|x| *x >= -87.0).map(|x| ulps(silu(x), exact(x))).fold(0.0, f64::max);
+        assert!(worst <= 2.5, "{worst} ulp");
+        for below in [-87.1, -200.0, f32::MIN, f32::NEG_INFINITY] {
+            assert_eq!(silu(below).to_bits(), (-0.0f32).to_bits());
+        }
+        assert_eq!([0.0, 87.5, f32::MAX, f32::INFINITY].map(silu), [0.0, 87.5, f32::MAX, f32::INFINITY]);
+        assert!(silu(f32::NAN).is_nan());
     }
 
     #[test]

@@ -8,9 +8,10 @@ use dualgemm_gemm::{AFormat, AOperand, QuantizeA};
 use crate::aligned::Aligned;
 use crate::pack::{CHUNK_K, PackedGateUp};
 use crate::plan::CpuPlan;
-use crate::schedule::{self, TileSums};
+use crate::schedule::{self, Job, TileSums};
 use crate::threads;
-use crate::tile::{MAX_TILE_ROWS, RowTile, TileSink};
+use crate::tile::{MAX_TILE_ROWS, RowTile, TileSink, Written};
+use crate::w4a16::ahead::Ahead;
 use crate::{Error, Isa, w4a4, w4a16};
 
 /// Rows of A that are prepared and multiplied before the next ones. This bounds the memory for prepared activations. All threads
@@ -150,7 +151,6 @@ impl Workspace {
         let (threads, wave) = (self.plan.threads, wave_rows(self.plan.isa));
         schedule::cut(groups.iter().map(Group::range), self.plan.tile_rows, &mut self.tiles);
         let (sums, tiles) = (&self.sums, &self.tiles);
-        let weights_of = |group: usize| groups[group].weights;
         let scale = match a {
             AOperand::Float(a) => {
                 let amax = &mut self.amax[..];
@@ -172,23 +172,72 @@ impl Workspace {
                     (AOperand::Float(a), Some(scale)) => (w4a4::Source::Float(a, scale), scale),
                     (_, None) => return Err(self.plan.not_a(&input)),
                 };
-                let sink = sink(scale)?;
+                let jobs = [Job { groups, sink: sink(scale)? }];
                 for tiles in schedule::waves(tiles, wave) {
                     let rows = kernel.prepare(&source, list, tiles, blocks);
-                    schedule::run(sums, tiles, weights_of, rows, &sink);
+                    schedule::run(sums, tiles, &jobs, rows);
                 }
+                let [Job { sink, .. }] = jobs;
                 Ok(sink)
             }
-            (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
-                let sink = sink(GlobalScale::ONE)?;
-                for tiles in schedule::waves(tiles, wave) {
-                    let rows = kernel.prepare(threads, a, list, tiles, buffer);
-                    schedule::run(sums, tiles, weights_of, rows, &sink);
-                }
+            (Activations::W4a16(..), _) => {
+                let jobs = [Job { groups, sink: sink(GlobalScale::ONE)? }];
+                self.multiply_floats(&input, &jobs)?;
+                let [Job { sink, .. }] = jobs;
                 Ok(sink)
             }
-            (Activations::W4a16(..), AOperand::Quantized(_)) => Err(self.plan.not_a(&input)),
         }
+    }
+
+    /// The same for floats that stay floats, with the weights of several jobs, whose groups have the same rows, and whose plans
+    /// [share](Self::shares_with) this one's A.
+    pub(crate) fn multiply_floats<S: TileSink>(
+        &mut self,
+        input: &Input<'_>,
+        jobs: &[Job<'_, S>],
+    ) -> Result<(), Error> {
+        self.check_input(input)?;
+        let (threads, wave) = (self.plan.threads, wave_rows(self.plan.isa));
+        let (Activations::W4a16(kernel, buffer), AOperand::Float(a)) = (&mut self.activations, input.a)
+        else {
+            return Err(self.plan.not_a(input));
+        };
+        schedule::cut(jobs[0].groups.iter().map(Group::range), self.plan.tile_rows, &mut self.tiles);
+        for tiles in schedule::waves(&self.tiles, wave) {
+            let rows = kernel.prepare(threads, a, input.list, tiles, buffer);
+            schedule::run(&self.sums, tiles, jobs, rows);
+        }
+        Ok(())
+    }
+
+    /// A of the next run, for so many rows, if that may be bf16 that tiles multiply in one wave: [`run_ahead`](Self::run_ahead).
+    pub(crate) fn ahead(&mut self, rows: usize) -> Option<Ahead<'_>> {
+        let (Activations::W4a16(kernel, buffer), desc) = (&mut self.activations, &self.plan.desc) else {
+            return None;
+        };
+        schedule::cut(std::iter::once(0..rows), self.plan.tile_rows, &mut self.tiles);
+        let fewest = self.tiles.iter().map(|tile| tile.rows).min()?;
+        let terms = w4a16::tile_terms(self.plan.isa.tiles(), desc.a, desc.b, fewest, desc.k);
+        let fits = rows <= self.plan.rows().min(wave_rows(self.plan.isa));
+        (fits && desc.a == AFormat::Bf16 && terms == Some(1))
+            .then(|| Ahead::new(*kernel, &self.tiles, desc.k, buffer))
+    }
+
+    /// Multiplies A that was written [ahead](Self::ahead).
+    pub(crate) fn run_ahead<S: TileSink>(&self, job: Job<'_, S>) {
+        if let Activations::W4a16(kernel, buffer) = &self.activations {
+            let rows = Written(kernel.bind(0, self.plan.desc.k, buffer));
+            schedule::run(&self.sums, &self.tiles, &[job], rows);
+        }
+    }
+
+    /// Whether both prepare A in the same way, floats that stay floats.
+    pub(crate) fn shares_with(&self, other: &Self) -> bool {
+        let of = |Self { plan, .. }: &Self| {
+            (plan.isa, plan.threads, plan.tile_rows, plan.desc.m, plan.desc.k, plan.desc.a, plan.desc.b)
+        };
+        [self, other].iter().all(|this| matches!(this.activations, Activations::W4a16(..)))
+            && of(self) == of(other)
     }
 
     fn check_input(&self, input: &Input<'_>) -> Result<(), Error> {
@@ -206,7 +255,7 @@ impl Workspace {
         }
     }
 
-    fn check_groups(&self, rows: usize, groups: &[Group<'_>]) -> Result<(), Error> {
+    pub(crate) fn check_groups(&self, rows: usize, groups: &[Group<'_>]) -> Result<(), Error> {
         let desc = &self.plan.desc;
         if groups.len() > self.max_groups {
             return Err(Error::NotPlanned {

@@ -4,7 +4,7 @@
 mod on_device;
 
 use dualgemm_cpu::{Input, team};
-use dualgemm_gemm::{AOperand, GatedMlp, MlpDesc, OutputMut};
+use dualgemm_gemm::{AOperand, GatedMlp, MlpDesc, OutFormat, OutputMut};
 
 use crate::runner::on_cpu;
 use crate::{DualGemm, Error, OwnedMatrix, PackedWeights, Plan, Rows, Runner, Target};
@@ -172,6 +172,15 @@ impl MlpRunner {
             let group = move |&Rows { first, count, weights }| Rows { first, count, weights: part(weights) };
             groups.iter().map(group).collect::<Vec<_>>()
         };
+        if let (Runner::Cpu(first), Runner::Cpu(down), None, [Rows { first: 0, count, weights }]) =
+            (&mut self.gate_up, &mut self.down, list, groups)
+            && *count == a.rows()
+            && !matches!(down.plan().desc.out, OutFormat::Nvfp4 { .. })
+            && first.run_before(a, weights.gate_up.on_cpu()?, down)?
+        {
+            down.run_ahead(rows, weights.down.on_cpu()?, c)?;
+            return Ok(None);
+        }
         let between = match &mut self.between {
             Some(between) => between,
             none => none.insert(OwnedMatrix::of_c(BETWEEN, desc)?),

@@ -4,6 +4,7 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
+use dualgemm_cpu::{CpuGemm, Product};
 use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, MlpDesc, OutFormat, OutputMut, Routing};
 
 use crate::{
@@ -199,5 +200,28 @@ impl AnyRunner {
             }
             _ => self.mismatch(weights),
         }
+    }
+
+    /// Computes several products of one A. On a processor they share the work on it: [`CpuGemm::run_all`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and if one is no product.
+    pub fn run_all(
+        a: &AOperand<'_>,
+        products: &mut [(&mut Self, &AnyWeights, OutputMut<'_>)],
+    ) -> Result<(), Error> {
+        let mut on_cpu = Vec::new();
+        for (runner, weights, c) in products {
+            let c = std::mem::replace(c, OutputMut::F32(&mut []));
+            match (&mut **runner, weights) {
+                (Self::Product(runner), AnyWeights::Product(weights)) => match &mut **runner {
+                    Runner::Cpu(gemm) => on_cpu.push(Product { gemm, weights: weights.on_cpu()?, c }),
+                    #[cfg(feature = "cuda")]
+                    gpu => drop(gpu.run(a, weights, c)?),
+                },
+                (runner, weights) => return runner.mismatch(weights),
+            }
+        }
+        Ok(CpuGemm::run_all(a, &mut on_cpu)?)
     }
 }

@@ -13,6 +13,7 @@
 //! | [`many_rows`] | floats; weights are decoded into a buffer first |
 //! | [`pairs`] | several rows of bf16 or f16: activations and weights as 16-bit integers |
 //! | [`tiles`] | many rows on processors with AMX: activations and weights as bf16 |
+//! | [`ahead`] | A for them, written by the product before |
 //! | `dots` | the same of bf16 with AVX512-BF16, or on ARM64 |
 //! | [`kernel`], [`vector`] | what the ways with floats share, and the operations an instruction set has to provide for them |
 //! | [`blocks`], [`split`] | writes the activations of many rows; splits floats into integers and rests |
@@ -22,6 +23,7 @@
 //! products add up to less than 2¹²⁷: no intermediate value overflows before the sum does, and in particular nothing that is
 //! multiplied by a code of zero. Products below 2⁻¹²⁶ lose as many bits as f32 loses there (two more in mxfp4).
 
+pub(crate) mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -57,7 +59,7 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::in_order;
 use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType};
-use dualgemm_gemm::AFormat;
+use dualgemm_gemm::{AFormat, DualGemmDesc};
 use few_rows::{TOO_LARGE, max_few_rows};
 use half::slice::HalfFloatSliceExt;
 pub(crate) use kernel::groups;
@@ -71,7 +73,7 @@ use crate::amx::{TILE_K, Tiles};
 use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::SharedSlice;
-use crate::tile::{Prepare, RowTile, RowsOfA, TILE_COLS, TileKernel};
+use crate::tile::{MAX_TILE_ROWS, Prepare, RowTile, RowsOfA, TILE_COLS, TileKernel};
 use crate::w4a4;
 
 /// The kernels of one instruction set for weights of one format.
@@ -84,6 +86,14 @@ pub(crate) struct Kernel {
 /// Most rows of a tile. Decoding weights takes 7 % of the time with 64 rows, and a quarter of that with 256.
 pub(crate) const TILE_ROWS: usize = 256;
 
+/// Rows of a tile of a plan. Those of one block of K share weights that are widened once.
+pub(crate) fn tile_rows(isa: crate::Isa, desc: &DualGemmDesc) -> usize {
+    match tile_terms(isa.tiles(), desc.a, desc.b, desc.m, desc.k) {
+        Some(terms) if tiles::is_whole(isa.tiles(), terms, desc.k) => MAX_TILE_ROWS,
+        _ => TILE_ROWS,
+    }
+}
+
 /// Elements of K that are prepared at a time.
 const SPAN_K: usize = 4 * BLOCK_K;
 
@@ -92,7 +102,7 @@ const SPAN_K: usize = 4 * BLOCK_K;
 const ROW_SPAN_K: usize = 2 * BLOCK_K;
 
 /// Rows that are prepared for [`tiles`] at a time: with whole tiles, a prompt would have too few items for many threads.
-const PART_ROWS: usize = 4 * crate::amx::TILE_ROWS;
+const PART_ROWS: usize = 2 * crate::amx::TILE_ROWS;
 
 /// Activations that are multiplied with several panels in turn: 256 KiB. A second-level cache of 512 KiB then has room for
 /// sums and for the weights that stream through.
@@ -165,21 +175,31 @@ impl Kernel {
         buffer: &'a mut Buffer,
     ) -> Preparation<'a> {
         let most_rows = tiles.iter().fold(0, |most, tile| most.max(tile.rows));
+        let terms = self.tile_terms(a, most_rows);
+        let whole = terms.is_some_and(|terms| tiles::is_whole(self.isa.tiles, terms, a.cols()));
         Preparation {
             kernel: self,
             a,
             list,
             tiles,
+            block: tiles::block_k(whole, a.cols()),
             span: match (most_rows, a) {
                 (1, FloatMatrix::Bf16(_)) if threads > 1 => ROW_SPAN_K,
                 (1, _) => a.cols(),
+                _ if whole => a.cols(),
                 _ => SPAN_K,
             },
-            parts_of_tile: self.tile_terms(a, most_rows).map_or(1, |_| most_rows.div_ceil(PART_ROWS)),
+            parts_of_tile: terms.map_or(1, |_| most_rows.div_ceil(PART_ROWS)),
             row_len: buffer.row_len,
             words: SharedSlice::new(&mut buffer.words),
             layouts: SharedSlice::new(&mut buffer.layouts),
         }
+    }
+
+    /// The kernels bound to rows that were written, from `first_row` on.
+    pub(crate) fn bind(self, first_row: usize, k: usize, buffer: &Buffer) -> Bound<'_> {
+        let Buffer { row_len, ref words, ref layouts } = *buffer;
+        Bound { kernel: self, first_row, k, row_len, words, layouts }
     }
 
     /// The number of terms of each float if the rows are for [`tiles`].
@@ -310,7 +330,8 @@ pub(crate) struct Preparation<'a> {
     a: &'a FloatMatrix<'a>,
     list: Option<&'a [u32]>,
     tiles: &'a [RowTile],
-    /// Elements of K of a part.
+    /// Elements of K of a block of [`tiles`], and of a part.
+    block: usize,
     span: usize,
     /// Parts of [`PART_ROWS`] rows of each tile.
     parts_of_tile: usize,
@@ -373,15 +394,15 @@ impl<'a> Prepare for Preparation<'a> {
             let (first_row, rows) = (tile.first_row + start, PART_ROWS.min(tile.rows - start));
             let rows = RowsOfA::new(&RowTile { first_row, rows, ..*tile }, self.list);
             let write = |first: usize| {
-                let len = tiles::BLOCK_K.min(k - first);
+                let len = self.block.min(k - first);
                 let words_of = |rows: usize, k: usize| rows * k * terms / 2;
                 let at = words_of(tile.rows, first) + words_of(start, len);
                 let (out, _) = part(at, words_of(rows.len(), len), 0);
                 let out = bytemuck::cast_slice_mut(out);
-                kernel.isa.dispatch(tiles::Write { a, terms, rows, first, out })
+                kernel.isa.dispatch(tiles::Write { a, terms, block: self.block, rows, first, out })
             };
             // What does not fit is written below.
-            let fits = (first..first + len).step_by(tiles::BLOCK_K).all(write);
+            let fits = (first..first + len).step_by(self.block).all(write);
             let (_, layouts) = part(0, 0, blocks_of(len));
             layouts.fill(if fits { Layout::Tiles { terms } } else { Layout::Floats });
             return;
@@ -427,7 +448,7 @@ impl<'a> Prepare for Preparation<'a> {
 }
 
 /// The kernels and the activations they multiply.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Bound<'a> {
     kernel: Kernel,
     first_row: usize,
@@ -438,34 +459,72 @@ pub(crate) struct Bound<'a> {
 }
 
 impl TileKernel for Bound<'_> {
-    fn multiply(&self, tile: &RowTile, weights: &PackedGateUp, panel: usize, sums: &mut [f32]) {
-        self.multiply_panels(tile, weights, panel..panel + 1, sums);
-    }
-
-    fn multiply_panels(
+    fn multiply(
         &self,
         tile: &RowTile,
+        part: Range<usize>,
         weights: &PackedGateUp,
         panels: Range<usize>,
-        sums: &mut [f32],
+        room: &mut [f32],
+        mut done: impl FnMut(usize, Range<usize>, &mut [f32]),
     ) {
         let Kernel { isa, format } = self.kernel;
         let (rows, row, chunks) = (tile.rows, tile.first_row - self.first_row, self.k / CHUNK_K);
         let a = &self.words[row * self.row_len..][..rows * self.row_len];
         let blocks = self.k.div_ceil(BLOCK_K);
-        let layouts = &self.layouts[row * blocks..][..blocks];
+        let layouts = &self.layouts(tile)[..blocks];
         assert_eq!((weights.k(), weights.format()), (self.k, format), "K and format that A was prepared for");
-        let sums = &mut sums[..panels.len() * rows * TILE_COLS];
+        let (of_tile, sums) = (rows, &mut room[..panels.len() * part.len() * TILE_COLS]);
+        let packed = weights.panel_range(panels.clone());
+        if let Layout::Tiles { terms } = layouts[0] {
+            let (tiles, count, a) = (isa.tiles, panels.len(), bytemuck::cast_slice(a));
+            let whole = tiles::is_whole(tiles, terms, self.k);
+            let done = |panel, rows, sums: &mut [f32]| done(panels.start + panel, rows, sums);
+            return isa.dispatch(tiles::Multiply {
+                tiles,
+                packed,
+                panels: count,
+                chunks,
+                a,
+                of_tile,
+                rows: part,
+                terms,
+                whole,
+                sums,
+                done,
+            });
+        }
+        assert_eq!(part, 0..rows, "a whole tile");
         if let Layout::Digits { blocks } = layouts[0] {
             let blocks = digits::read(blocks, a);
             // SAFETY: `digits::Write` wrote these blocks for chunks of a row of K, and the weights have the same K.
-            return unsafe { w4a4::Kernel::new(isa).multiply_digits(weights, panels, blocks, sums) };
+            unsafe { w4a4::Kernel::new(isa).multiply_digits(weights, panels.clone(), blocks, sums) };
+        } else {
+            self.multiply_floats(packed, layouts, a, rows, sums);
         }
-        let packed = weights.panel_range(panels.clone());
-        if let Layout::Tiles { terms } = layouts[0] {
-            let (tiles, panels, a) = (isa.tiles, panels.len(), bytemuck::cast_slice(a));
-            return isa.dispatch(tiles::Multiply { tiles, packed, panels, chunks, a, rows, terms, sums });
+        for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows * TILE_COLS)) {
+            done(panel, 0..rows, sums);
         }
+    }
+
+    fn of_bf16(&self, tile: &RowTile) -> bool {
+        matches!(self.layouts(tile)[0], Layout::Tiles { .. })
+    }
+
+    fn sum_unit(&self, weights: &PackedGateUp) -> f32 {
+        sum_unit(weights.format())
+    }
+}
+
+impl Bound<'_> {
+    /// Those of a tile.
+    fn layouts(&self, tile: &RowTile) -> &[Layout] {
+        &self.layouts[(tile.first_row - self.first_row) * self.k.div_ceil(BLOCK_K)..]
+    }
+
+    /// The ways with floats and pairs.
+    fn multiply_floats(&self, packed: &[u8], layouts: &[Layout], a: &[f32], rows: usize, sums: &mut [f32]) {
+        let (Kernel { isa, format }, chunks) = (self.kernel, self.k / CHUNK_K);
         let few = layouts[0] == Layout::FewRows;
         // All panels take one stretch of K before the next one, so that its activations stay in the second-level cache.
         let stretch = if few { chunks } else { (CACHED / rows / BLOCK_K).max(1) * BLOCK_K / CHUNK_K };
@@ -474,7 +533,7 @@ impl TileKernel for Bound<'_> {
                 format,
                 packed: &packed[first * CHUNK..],
                 panel_stride: chunks * CHUNK,
-                panels: panels.len(),
+                panels: sums.len() / (rows * TILE_COLS),
                 chunks: stretch.min(chunks - first),
                 a: &a[first * CHUNK_K * rows..],
                 layouts: &layouts[first * CHUNK_K / BLOCK_K..],
@@ -488,9 +547,5 @@ impl TileKernel for Bound<'_> {
                 isa.dispatch(many_rows::Multiply(task));
             }
         }
-    }
-
-    fn sum_unit(&self, weights: &PackedGateUp) -> f32 {
-        sum_unit(weights.format())
     }
 }

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use super::few_rows::FEW_ROWS;
 use super::kernel::{BLOCK_K, Layout};
-use super::{Buffer, Kernel};
+use super::{Bound, Buffer, Kernel};
 use crate::Isa;
 use crate::isa::Available;
 use crate::pack::{PANEL, PackedGateUp};
@@ -71,13 +71,33 @@ fn poisoned(m: usize, k: usize) -> Buffer {
 
 /// All sums of a kernel, `[m][2][n]`, tile by tile.
 fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedGateUp) -> Vec<f32> {
-    let (m, n) = (a.rows(), packed.n());
-    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], poisoned(m, a.cols()));
-    let bound = kernel.prepare(2, a, None, tiles, &mut buffer).all(2);
+    let mut buffer = poisoned(a.rows(), a.cols());
+    sums_of(&kernel.prepare(2, a, None, tiles, &mut buffer).all(2), a.rows(), tiles, packed, MAX_TILE_ROWS)
+}
+
+/// The same of bound kernels, for so many rows of a tile at a time.
+fn sums_of(
+    bound: &Bound<'_>,
+    m: usize,
+    tiles: &[RowTile],
+    packed: &PackedGateUp,
+    at_once: usize,
+) -> Vec<f32> {
+    let n = packed.n();
+    let mut out = vec![0.0; m * 2 * n];
     for tile in tiles {
         for panel in 0..packed.panels() {
-            let mut sums = vec![f32::NAN; tile.rows * TILE_COLS];
-            bound.multiply(tile, packed, panel, &mut sums);
+            let mut sums = vec![];
+            for start in (0..tile.rows).step_by(at_once) {
+                let rows = start..tile.rows.min(start + at_once);
+                let mut room = vec![f32::NAN; rows.len() * TILE_COLS];
+                bound.multiply(tile, rows, packed, panel..panel + 1, &mut room, |_, rows, part| {
+                    let after = sums.len() + part.len();
+                    assert_eq!(rows, sums.len() / TILE_COLS..after / TILE_COLS, "in order");
+                    sums.extend_from_slice(part);
+                });
+            }
+            assert_eq!(sums.len(), tile.rows * TILE_COLS);
             for (row, sums) in sums.chunks_exact(TILE_COLS).enumerate() {
                 for (half, sums) in sums.chunks_exact(PANEL).enumerate() {
                     let cols = PANEL.min(n - panel * PANEL);

@@ -35,6 +35,23 @@ use crate::tile::{RowsOfA, TILE_COLS};
 /// threads share.
 pub(crate) const BLOCK_K: usize = 256;
 
+/// Most K of which a panel's weights are widened at once, up to 96 KiB of them. Then sums of a part of the rows are complete, and go
+/// on, while they are in the first-level cache.
+pub(crate) const WHOLE_K: usize = 6 * BLOCK_K;
+
+/// Rows of such a part: 16 KiB of sums.
+const PART_ROWS: usize = 8 * TILE_ROWS;
+
+/// Whether weights of this K are widened at once.
+pub(super) fn is_whole(tiles: Tiles, terms: usize, k: usize) -> bool {
+    tiles.are_real() && terms == 1 && k <= WHOLE_K
+}
+
+/// Elements of K of the blocks that A is written in: even ones of a whole K.
+pub(super) fn block_k(whole: bool, k: usize) -> usize {
+    if whole { k.div_ceil(k.div_ceil(BLOCK_K)).next_multiple_of(TILE_K) } else { BLOCK_K }
+}
+
 /// Fewest rows for which widening weights pays, by the bf16 of a float; `None` if it never does.
 ///
 /// On 16 threads of an Emerald Rapids, eight rows of bf16 take 8 % less time than as pairs; eight of f16 and f32 take a quarter more
@@ -66,17 +83,22 @@ fn fits(values: &[f32], terms: usize) -> bool {
     values.iter().fold(true, |all, &x| all & fits(x))
 }
 
+/// The same of the bits of a bf16.
+#[inline(always)]
+pub(super) fn fits_bf16(x: u16) -> bool {
+    const SMALLEST: u16 = smallest_exponent(1) << 7;
+    const INFINITY: u16 = 0x7F80;
+    (x << 1 == 0) | ((x & 0x7FFF).wrapping_sub(SMALLEST) < INFINITY - SMALLEST)
+}
+
 /// Copies bf16. The result says whether they fit.
 #[inline(always)]
 fn copy(values: &[u16], mut out: Steps<'_>) -> bool {
-    const SMALLEST: u16 = smallest_exponent(1) << 7;
-    const INFINITY: u16 = 0x7F80;
-    let fits = |x: u16| (x << 1 == 0) | ((x & 0x7FFF).wrapping_sub(SMALLEST) < INFINITY - SMALLEST);
     let mut misfits = [0; TILE_K];
     for (step, values) in values.as_chunks().0.iter().enumerate() {
         *out.step(step) = *values;
         for (misfit, x) in misfits.iter_mut().zip(values) {
-            *misfit |= u16::from(!fits(*x));
+            *misfit |= u16::from(!fits_bf16(*x));
         }
     }
     misfits == [0; TILE_K]
@@ -95,9 +117,11 @@ pub(super) struct Write<'a> {
     pub(super) a: &'a FloatMatrix<'a>,
     /// bf16 for each float.
     pub(super) terms: usize,
+    /// Elements of K of a block.
+    pub(super) block: usize,
     /// Rows of A.
     pub(super) rows: RowsOfA<'a>,
-    /// First k, a multiple of [`BLOCK_K`].
+    /// First k, a multiple of `block`.
     pub(super) first: usize,
     /// Where they go.
     pub(super) out: &'a mut [u16],
@@ -108,9 +132,9 @@ impl Work for Write<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) -> bool {
-        let Self { a, terms, rows, first, out } = self;
+        let Self { a, terms, block, rows, first, out } = self;
         let mut room = [0.0; BLOCK_K];
-        write(rows.len(), terms, out, |row, block, out| {
+        write(rows.len(), terms, block, out, |row, block, out| {
             let (row, block) = (rows.row(row), first + block.start..first + block.end);
             if let FloatMatrix::Bf16(a) = a {
                 return copy(bytemuck::cast_slice(&a.row(row)[block]), out);
@@ -131,11 +155,12 @@ impl Work for Write<'_> {
 pub(crate) fn write(
     rows: usize,
     terms: usize,
+    block: usize,
     out: &mut [u16],
     mut row: impl FnMut(usize, Range<usize>, Steps<'_>) -> bool,
 ) -> bool {
     let mut first = 0;
-    for out in out.chunks_mut(BLOCK_K * rows * terms) {
+    for out in out.chunks_mut(block * rows * terms) {
         let k = out.len() / (rows * terms);
         for group in groups(rows) {
             let out = &mut out[group.start * k * terms..group.end * k * terms];
@@ -180,8 +205,8 @@ fn cut(values: &[f32], terms: usize, mut out: Steps<'_>) {
     }
 }
 
-/// Overwrites sums with the products of a tile and some panels of nvfp4.
-pub(crate) struct Multiply<'a> {
+/// Multiplies rows of a tile with some panels of nvfp4.
+pub(crate) struct Multiply<'a, D> {
     /// The tiles to use.
     pub(crate) tiles: Tiles,
     /// Packed panels.
@@ -192,24 +217,32 @@ pub(crate) struct Multiply<'a> {
     pub(crate) chunks: usize,
     /// A, as [`write()`] writes it.
     pub(crate) a: &'a [u16],
-    /// Rows.
-    pub(crate) rows: usize,
+    /// Rows of A.
+    pub(crate) of_tile: usize,
+    /// Those to multiply, from a multiple of [`TILE_ROWS`] on.
+    pub(crate) rows: Range<usize>,
     /// bf16 for each element of A.
     pub(crate) terms: usize,
-    /// `[panels][rows][32]` sums.
+    /// Whether weights of all K are widened at once.
+    pub(crate) whole: bool,
+    /// Room for `[panels][rows][32]` sums.
     pub(crate) sums: &'a mut [f32],
+    /// Gets the sums of a panel and some of the rows.
+    pub(crate) done: D,
 }
 
-impl Work for Multiply<'_> {
+impl<D: FnMut(usize, Range<usize>, &mut [f32])> Work for Multiply<'_, D> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        let Self { panels, chunks, rows, terms, .. } = self;
+        let Self { panels, chunks, of_tile, ref rows, terms, whole, .. } = self;
         assert!(panels * chunks * CHUNK <= self.packed.len(), "weights");
         assert!(chunks.is_multiple_of(TILE_K / CHUNK_K), "whole steps of K");
-        assert!(rows * chunks * CHUNK_K * terms <= self.a.len(), "activations");
-        assert_eq!(panels * rows * TILE_COLS, self.sums.len(), "sums");
+        assert!(of_tile * chunks * CHUNK_K * terms <= self.a.len(), "activations");
+        assert!(!whole || chunks * CHUNK_K <= WHOLE_K, "a whole K");
+        assert!(rows.start.is_multiple_of(TILE_ROWS) && rows.end <= of_tile, "rows");
+        assert!(panels * rows.len() * TILE_COLS <= self.sums.len(), "sums");
         // SAFETY: the machine has the instruction set, since `run` got its token, and `Isa::checked` found the tiles it names. The
         // slices were just checked.
         unsafe {
@@ -226,43 +259,61 @@ impl Work for Multiply<'_> {
     }
 }
 
-/// Room for a block of weights.
+/// Room for widened weights.
 #[repr(align(64))]
-struct Widened(MaybeUninit<[u16; BLOCK_K * TILE_COLS]>);
+struct Widened(MaybeUninit<[u16; WHOLE_K * TILE_COLS]>);
 
-impl Multiply<'_> {
+impl<D: FnMut(usize, Range<usize>, &mut [f32])> Multiply<'_, D> {
     #[inline(always)]
     unsafe fn multiply<V: Vector, U: Unit>(self) {
-        let Self { packed, panels, rows, terms, a, sums, .. } = self;
+        let Self { packed, panels, a, of_tile, rows, terms, whole, sums, mut done, .. } = self;
         let k = self.chunks * CHUNK_K;
         let mut widened = Widened(MaybeUninit::uninit());
         let weights = widened.0.as_mut_ptr().cast::<u16>();
+        let most = block_k(whole, k);
+        let (at_once, part, place) =
+            if whole { (k, PART_ROWS, 0) } else { (most, rows.len(), rows.len() * TILE_COLS) };
         // SAFETY: `run` compared the slices with the numbers: blocks lie inside K, panels and rows inside theirs. Its caller has
         // the unit.
         unsafe {
             let mut unit = U::new();
             // All panels take one stretch of K before the next one, so that its activations stay in the second-level cache.
-            let stretch = (CACHED / (rows * terms) / BLOCK_K).max(1) * BLOCK_K;
+            let stretch = (CACHED / (rows.len() * terms) / at_once).max(1) * at_once;
             for start in (0..k).step_by(stretch) {
                 let end = k.min(start + stretch);
                 for panel in 0..panels {
-                    for first in (start..end).step_by(BLOCK_K) {
-                        let len = BLOCK_K.min(end - first);
+                    for first in (start..end).step_by(at_once) {
+                        let last = end.min(first + at_once);
                         let chunk = |panel, k| {
                             packed.as_ptr().wrapping_add((panel * self.chunks + k / CHUNK_K) * CHUNK)
                         };
-                        for c in 0..len / CHUNK_K {
+                        for c in 0..(last - first) / CHUNK_K {
                             widen_chunk::<V>(chunk(panel, first).add(c * CHUNK), c, weights);
                         }
-                        let a = a.as_ptr().add(first * rows * terms);
-                        let next = match (first + BLOCK_K < end, panel + 1 < panels) {
-                            (true, _) => chunk(panel, first + BLOCK_K),
+                        let mut next = match (last < end, panel + 1 < panels) {
+                            (true, _) => chunk(panel, last),
                             (false, true) => chunk(panel + 1, start),
                             (false, false) => chunk(0, end),
                         };
-                        let block = Block { a, rows, terms, weights, len, add: first > 0, next };
-                        let backwards = first / BLOCK_K % 2 == 1;
-                        block.multiply(&mut unit, sums.as_mut_ptr().add(panel * rows * TILE_COLS), backwards);
+                        // All at once they would wait for each other, and the widening for them.
+                        let fetched = ((last - first) / CHUNK_K).div_ceil(rows.len().div_ceil(TILE_ROWS));
+                        for start in rows.clone().step_by(part) {
+                            let part = start..rows.end.min(start + part);
+                            let sums = &mut sums[panel * place..][..part.len() * TILE_COLS];
+                            for block in (first..last).step_by(most) {
+                                let a = a.as_ptr().add(block * of_tile * terms);
+                                let weights = weights.add((block - first) * TILE_COLS);
+                                let (len, add) = (most.min(last - block), block > 0);
+                                let fetched = if block == first { fetched } else { 0 };
+                                let block_of = Block { a, terms, weights, len, add, whole, next, fetched };
+                                let backwards = block / most % 2 == 1;
+                                block_of.multiply(&mut unit, part.clone(), sums.as_mut_ptr(), backwards);
+                            }
+                            next = next.wrapping_add(part.len().div_ceil(TILE_ROWS) * fetched * CHUNK);
+                            if last == k {
+                                done(panel, part, sums);
+                            }
+                        }
                     }
                 }
             }
@@ -270,39 +321,40 @@ impl Multiply<'_> {
     }
 }
 
-/// A block of K, and all rows of a tile.
+/// A block of K.
 struct Block {
+    /// Of all rows.
     a: *const u16,
-    rows: usize,
     terms: usize,
     weights: *const u16,
     len: usize,
     /// Whether the products are added to the sums, and do not overwrite them.
     add: bool,
-    /// Packed weights of the next block.
+    /// Whether K is so short that A comes from the caches without being asked for.
+    whole: bool,
+    /// Packed weights that are widened next, and how many chunks of them are fetched for each group of rows.
     next: *const u8,
+    fetched: usize,
 }
 
 impl Block {
-    /// Multiplies into `sums`, `[rows][32]`. The group that comes last in one block comes first in the next one, since its sums are in
-    /// the first-level cache: 3 % on 16 threads of an Emerald Rapids.
+    /// Multiplies some rows into `sums`, `[rows][32]`. The group that comes last in one block comes first in the next one, since its
+    /// sums are in the first-level cache: 3 % on 16 threads of an Emerald Rapids.
     #[inline(always)]
-    unsafe fn multiply(&self, unit: &mut impl Unit, sums: *mut f32, backwards: bool) {
-        let Self { a, rows, terms, weights, len, add, next } = *self;
-        let count = rows.div_ceil(TILE_ROWS);
-        // All at once they would wait for each other, and the widening for them.
-        let fetched = (BLOCK_K / CHUNK_K).div_ceil(count);
+    unsafe fn multiply(&self, unit: &mut impl Unit, rows: Range<usize>, sums: *mut f32, backwards: bool) {
+        let Self { a, terms, weights, len, add, whole, next, fetched } = *self;
+        let count = rows.len().div_ceil(TILE_ROWS);
         for group in 0..count {
             (group * fetched..(group + 1) * fetched).for_each(|c| fetch(next.wrapping_add(c * CHUNK)));
-            let first = TILE_ROWS * if backwards { count - 1 - group } else { group };
-            let of_group = TILE_ROWS.min(rows - first);
+            let first = rows.start + TILE_ROWS * if backwards { count - 1 - group } else { group };
+            let of_group = TILE_ROWS.min(rows.end - first);
             for term in 0..terms {
                 // SAFETY: the rows from `first` on are inside the tile, and a term of a group has `len` elements for each row.
                 unsafe {
                     let a = a.add((first * terms + term * of_group) * len);
-                    let sums = sums.add(first * TILE_COLS);
+                    let sums = sums.add((first - rows.start) * TILE_COLS);
                     let (steps, add) = (len / TILE_K, add || term > 0);
-                    unit.pass(&Pass { a, rows: of_group, b: weights, steps, sums, add });
+                    unit.pass(&Pass { a, rows: of_group, b: weights, steps, sums, add, fetch: !whole });
                 }
             }
         }
@@ -347,12 +399,13 @@ fn spin<U: Unit>() -> usize {
     const ROWS: usize = 2 * TILE_ROWS;
     let (a, b) = ([1u16; ROWS * BLOCK_K], [1u16; TILE_COLS * BLOCK_K]);
     let (weights, next, mut sums) = (b.as_ptr(), b.as_ptr().cast(), [0.0; ROWS * TILE_COLS]);
-    let block = Block { a: a.as_ptr(), rows: ROWS, terms: 1, weights, len: BLOCK_K, add: true, next };
+    let (len, terms, whole, fetched) = (BLOCK_K, 1, false, 0);
+    let block = Block { a: a.as_ptr(), terms, weights, len, add: true, whole, next, fetched };
     // SAFETY: a value of `Tiles` names what the machine has, and the arrays are as long as the block says.
     unsafe {
         let mut unit = U::new();
         for _ in 0..TURNS {
-            block.multiply(&mut unit, sums.as_mut_ptr(), false);
+            block.multiply(&mut unit, 0..ROWS, sums.as_mut_ptr(), false);
         }
     }
     std::hint::black_box(sums);

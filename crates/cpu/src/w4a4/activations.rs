@@ -139,7 +139,7 @@ impl Work for PrepareTiles<'_> {
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) -> bool {
         let Self { a, rows, chunks, out } = self;
-        tiles::write(rows.len(), 1, out, |row, block, mut steps| {
+        tiles::write(rows.len(), 1, tiles::BLOCK_K, out, |row, block, mut steps| {
             let first = chunks.start + block.start / CHUNK_K;
             let chunks = first..first + block.len() / CHUNK_K;
             a.for_each_chunk(rows.row(row), chunks, |i, codes, scale| {

@@ -250,27 +250,39 @@ pub(crate) struct Bound<'a> {
 }
 
 impl TileKernel for Bound<'_> {
-    fn multiply(&self, tile: &RowTile, weights: &PackedGateUp, panel: usize, sums: &mut [f32]) {
-        self.multiply_panels(tile, weights, panel..panel + 1, sums);
-    }
-
-    fn multiply_panels(
+    fn multiply(
         &self,
         tile: &RowTile,
+        part: Range<usize>,
         weights: &PackedGateUp,
         panels: Range<usize>,
-        sums: &mut [f32],
+        room: &mut [f32],
+        mut done: impl FnMut(usize, Range<usize>, &mut [f32]),
     ) {
         let (isa, chunks, rows) = (self.kernel.isa, self.chunks, tile.rows);
         assert_eq!(weights.chunks(), chunks, "K of A and of the weights");
         let row_blocks = self.kernel.row_blocks(chunks);
         let blocks = &self.blocks[(tile.first_row - self.first_row) * row_blocks..][..row_blocks * rows];
         let packed = weights.panel_range(panels.clone());
-        let sums = &mut sums[..panels.len() * rows * TILE_COLS];
-        if self.kernel.takes_tiles(rows) {
-            let (tiles, panels, a) = (isa.tiles, panels.len(), bytemuck::cast_slice(blocks));
-            return isa.dispatch(tiles::Multiply { tiles, packed, panels, chunks, a, rows, terms: 1, sums });
+        let (of_tile, sums) = (rows, &mut room[..panels.len() * part.len() * TILE_COLS]);
+        if self.of_bf16(tile) {
+            let (tiles, count, a) = (isa.tiles, panels.len(), bytemuck::cast_slice(blocks));
+            let done = |panel, rows, sums: &mut [f32]| done(panels.start + panel, rows, sums);
+            return isa.dispatch(tiles::Multiply {
+                tiles,
+                packed,
+                panels: count,
+                chunks,
+                a,
+                of_tile,
+                rows: part,
+                terms: 1,
+                whole: false,
+                sums,
+                done,
+            });
         }
+        assert_eq!(part, 0..rows, "a whole tile");
         sums.fill(0.0);
         // All panels take one stretch of K before the next one, so that its activations stay in the second-level cache.
         let stretch = CACHED_BLOCKS / rows;
@@ -288,6 +300,13 @@ impl TileKernel for Bound<'_> {
                 sums,
             });
         }
+        for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows * TILE_COLS)) {
+            done(panel, 0..rows, sums);
+        }
+    }
+
+    fn of_bf16(&self, tile: &RowTile) -> bool {
+        self.kernel.takes_tiles(tile.rows)
     }
 
     fn sum_unit(&self, weights: &PackedGateUp) -> f32 {

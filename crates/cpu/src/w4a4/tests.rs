@@ -159,6 +159,11 @@ fn all_shapes_around_the_tile_sizes_exact() {
     }
 }
 
+/// Writes sums into `to`, `[panel][m][32]`.
+fn copied(m: usize, to: &mut [f32]) -> impl FnMut(usize, Range<usize>, &mut [f32]) {
+    move |panel, rows, sums| to[(panel * m + rows.start) * TILE_COLS..][..sums.len()].copy_from_slice(sums)
+}
+
 /// The values of A, doubled, as bf16: tiles multiply them in W4A16 as they multiply A itself here.
 #[test]
 fn tiles_give_the_bits_of_w4a16_with_the_same_numbers_exact() {
@@ -175,17 +180,14 @@ fn tiles_give_the_bits_of_w4a16_with_the_same_numbers_exact() {
         let mut blocks = Aligned::zeroed(m * kernel.row_blocks(k / CHUNK_K));
         let (source, tiles) = (Source::Quantized(&a), [tile]);
         let bound = kernel.prepare(&source, None, &tiles, &mut blocks).all(2);
-        bound.multiply_panels(&tile, &packed, 0..2, &mut got);
+        let mut room = got.clone();
+        bound.multiply(&tile, 0..m, &packed, 0..2, &mut room, copied(m, &mut got));
         assert_eq!(bound.sum_unit(&packed), 0.5);
 
         let mut buffer = w4a16::Buffer::try_new(m, m, k, 1).unwrap();
         let kernel = w4a16::Kernel::new(available, BlockFormat::Nvfp4);
-        kernel.prepare(2, &doubled, None, &tiles, &mut buffer).all(2).multiply_panels(
-            &tile,
-            &packed,
-            0..2,
-            &mut want,
-        );
+        let bound = kernel.prepare(2, &doubled, None, &tiles, &mut buffer).all(2);
+        bound.multiply(&tile, 0..m, &packed, 0..2, &mut room, copied(m, &mut want));
         assert!(got.iter().zip(&want).all(|(got, want)| got.to_bits() == want.to_bits()), "{m} rows of {k}");
 
         for (row, got) in got.as_chunks::<TILE_COLS>().0[..m].iter().enumerate() {

@@ -3,6 +3,7 @@
 mod floats;
 mod linear;
 mod rows;
+mod together;
 mod token;
 
 use std::borrow::Cow;

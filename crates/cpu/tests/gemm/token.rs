@@ -71,7 +71,7 @@ fn source(part: Part, i: usize, len: usize) -> usize {
     (i * [7, 11, 13, 5, 3][part as usize] + part as usize) % len
 }
 
-fn write(out: OutputMut<'_>, of: impl Fn(usize) -> f32) {
+fn write(out: &mut OutputMut<'_>, of: impl Fn(usize) -> f32) {
     match out {
         OutputMut::F32(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = of(i)),
         OutputMut::F16(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = f16::from_f32(of(i))),
@@ -80,16 +80,18 @@ fn write(out: OutputMut<'_>, of: impl Fn(usize) -> f32) {
     }
 }
 
-fn product(part: Part, a: &AOperand<'_>, out: OutputMut<'_>) -> Result<(), Error> {
+fn product(a: &AOperand<'_>, parts: &mut [(Part, OutputMut<'_>)]) -> Result<(), Error> {
     let AOperand::Float(a) = a else { unreachable!("activations are floats") };
-    let len = match &out {
-        OutputMut::F32(out) => out.len(),
-        OutputMut::F16(out) => out.len(),
-        OutputMut::Bf16(out) => out.len(),
-        OutputMut::Nvfp4 { .. } => unreachable!("products are floats"),
-    };
-    let of_row = len / a.rows();
-    write(out, |i| a.value(i / of_row, source(part, i % of_row, a.cols())));
+    for (part, out) in parts {
+        let len = match &*out {
+            OutputMut::F32(out) => out.len(),
+            OutputMut::F16(out) => out.len(),
+            OutputMut::Bf16(out) => out.len(),
+            OutputMut::Nvfp4 { .. } => unreachable!("products are floats"),
+        };
+        let of_row = len / a.rows();
+        write(out, |i| a.value(i / of_row, source(*part, i % of_row, a.cols())));
+    }
     Ok(())
 }
 
@@ -368,12 +370,12 @@ fn a_norm_that_rounds_once_is_off_by_half_a_unit_exact() {
         };
         let desc = LayerDesc { float, hidden: HIDDEN, heads: 1, kv_heads: 1, head_dim: 16, rows: 1 };
         let mut most: f64 = 0.0;
-        let seen = |part, a: &AOperand<'_>, out: OutputMut<'_>| {
-            if let (Part::Query, AOperand::Float(a)) = (part, a) {
+        let seen = |a: &AOperand<'_>, parts: &mut [(Part, OutputMut<'_>)]| {
+            if let (Part::Query, AOperand::Float(a)) = (parts[0].0, a) {
                 let off = (0..HIDDEN).map(|i| (f64::from(a.value(0, i)) / want[i] - 1.0).abs());
                 most = most.max(off.fold(0.0, f64::max));
             }
-            product(part, a, out)
+            product(a, parts)
         };
         TokenLayer::new(&desc, CpuOptions::default()).unwrap().run(tokens, seen).unwrap();
         most

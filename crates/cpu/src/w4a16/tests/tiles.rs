@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 
+use super::super::ahead::Ahead;
 use super::super::tiles;
 use super::*;
 use crate::amx::Tiles;
@@ -187,6 +188,37 @@ fn real_tiles_give_the_bits_of_emulated_ones_exact() {
                 assert_bits(&got, &want, &format!("M={m} K={k}"));
             }
         }
+    }
+}
+
+#[test]
+fn rows_are_shared_among_threads_or_written_ahead_exact() {
+    for k in [32, 320, tiles::WHOLE_K + 32] {
+        let (m, kernel) = (100, emulated(Isa::best()));
+        let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 21, k, 5)).unwrap();
+        let (a, mut buffer) = (bf16s(m, k), poisoned(m, k));
+        let want = sums(kernel, &a, &one_tile(m), &packed);
+        let tiles = one_tile(m);
+        let bound = kernel.prepare(1, &a, None, &tiles, &mut buffer).all(1);
+        assert_bits(&sums_of(&bound, m, &one_tile(m), &packed, 48), &want, "shared");
+
+        let halves = [0, 50].map(|first_row| RowTile { group: 0, first_row, rows: 50 });
+        let mut write = |small: f32| {
+            let ahead = Ahead::new(kernel, &halves, k, &mut buffer);
+            for (row, first) in (0..m).flat_map(|row| (0..k).step_by(16).map(move |first| (row, first))) {
+                let mut values: [f32; 16] = std::array::from_fn(|i| a.value(row, first + i));
+                if (row, first) == (99, k - 16) {
+                    values[15] *= small;
+                }
+                // From the third row before it on in the same tile.
+                let before = (row % 50).min(3);
+                // SAFETY: there is one thread.
+                unsafe { ahead.write(ahead.place(row - before, first).at(before), &values) };
+            }
+            ahead.fits()
+        };
+        assert!(!write(1e-36) && !write(f32::INFINITY) && write(1.0));
+        assert_bits(&sums_of(&kernel.bind(0, k, &buffer), m, &halves, &packed, 32), &want, "ahead");
     }
 }
 

@@ -1,0 +1,159 @@
+//! From sums of bf16 to C in one pass, while they are in registers: linear layers, and gate and up under SiLU.
+//!
+//! Such sums differ from one instruction set to the other in their last bits. So unlike in [`epilogue`](super), what is made of
+//! them may, too: multiplications and additions are fused, and the exponential is [`vmath::silu`]'s.
+
+use dualgemm_gemm::Operation;
+
+use super::TileEpilogue;
+use crate::isa::{InstructionSet, Work};
+use crate::lanes;
+use crate::output::{Destination, Place};
+use crate::pack::{PANEL, PackedGateUp, panel_columns};
+use crate::tile::{TILE_COLS, Tile};
+use crate::vmath::{self, canonical};
+
+/// What the sums of a tile are for, what both halves are multiplied by, and what is added then.
+pub(super) struct Factors {
+    pub(super) op: Operation,
+    pub(super) alpha: [f64; 2],
+    pub(super) bias: [Option<[f32; PANEL]>; 2],
+}
+
+/// Whole rows of a tile.
+pub(crate) struct Finish<'a> {
+    /// Sums.
+    rows: &'a [[f32; TILE_COLS]],
+    /// Whether they are gate and up, or else 32 features of a linear layer.
+    is_gated: bool,
+    /// What both halves are multiplied by.
+    alpha: [f32; 2],
+    /// What is added to both halves then.
+    bias: [[f32; PANEL]; 2],
+    /// Where values go, of floats.
+    c: &'a Destination<'a>,
+    /// The first of them.
+    place: Place,
+}
+
+impl TileEpilogue {
+    pub(super) fn factors(&self, tile: &Tile<'_>, weights: &PackedGateUp, a_scale: f64) -> Factors {
+        let op = weights.op();
+        let bias = [0, 1].map(|half| {
+            weights.biases()[half].map(|bias| {
+                let skip = if op == Operation::Linear { half * PANEL } else { 0 };
+                let of_tile = &bias[tile.first_col..][..tile.cols];
+                let mut padded = [0.0; PANEL];
+                padded.iter_mut().zip(of_tile.iter().skip(skip)).for_each(|(to, from)| *to = *from);
+                padded
+            })
+        });
+        let scales = weights.global_scales();
+        let sum_scale = a_scale * f64::from(tile.unit);
+        let alpha =
+            [0, op.matrices() - 1].map(|matrix| self.alpha[matrix] * scales[matrix].exact() * sum_scale);
+        Factors { op, alpha, bias }
+    }
+
+    /// What turns the sums into values of C in one pass, if that can be.
+    pub(crate) fn finish<'a>(
+        &self,
+        tile: &'a Tile<'_>,
+        weights: &PackedGateUp,
+        a_scale: f64,
+        (c, n): (&'a Destination<'a>, usize),
+    ) -> Option<Finish<'a>> {
+        let Factors { op, alpha, bias } = self.factors(tile, weights, a_scale);
+        let (is_gated, alpha) = (op == Operation::GateUp, alpha.map(|alpha| alpha as f32));
+        let is_known = !is_gated || self.is_silu && !self.round_to_bf16;
+        let fits = tile.cols == panel_columns(op) && alpha.iter().all(|alpha| alpha.is_normal());
+        (tile.of_bf16 && is_known && fits && c.is_of_floats()).then(|| Finish {
+            rows: &tile.sums.as_chunks().0[..tile.rows.rows],
+            is_gated,
+            alpha,
+            bias: bias.map(Option::unwrap_or_default),
+            c,
+            place: c.place(tile.rows.first_row, tile.first_col, n),
+        })
+    }
+}
+
+impl Work for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, _: S) {
+        let Self { alpha: [left_alpha, right_alpha], bias: [left_bias, right_bias], .. } = self;
+        for (row, sums) in self.rows.iter().enumerate() {
+            let at = self.place.at(row);
+            let [left, right]: [[f32; PANEL]; 2] = bytemuck::cast(*sums);
+            let left = lanes::zip(&left, &left_bias, |sum, bias| sum.mul_add(left_alpha, bias));
+            let right = lanes::zip(&right, &right_bias, |sum, bias| sum.mul_add(right_alpha, bias));
+            // SAFETY: the schedule makes each element of C part of one tile and stores each tile once.
+            unsafe {
+                if self.is_gated {
+                    self.c
+                        .write(at, &lanes::zip(&left, &right, |gate, up| canonical(vmath::silu(gate) * up)));
+                } else {
+                    self.c.write(at, &lanes::map(&left, canonical));
+                    self.c.write(at + PANEL, &lanes::map(&right, canonical));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dualgemm_formats::GlobalScale;
+    use dualgemm_gemm::{Activation, Epilogue};
+
+    use super::super::tests::{apply, sums, weights};
+    use super::*;
+    use crate::Isa;
+    use crate::threads::SharedSlice;
+    use crate::tile::RowTile;
+
+    /// Values of 16 features of rows, if one pass makes them.
+    fn finished(epilogue: &Epilogue, weights: &PackedGateUp, cols: usize, of_bf16: bool) -> Option<Vec<f32>> {
+        let (mut sums, mut c) = (sums(7), vec![f32::NAN; 7 * 16]);
+        let rows = RowTile { group: 0, first_row: 0, rows: 7 };
+        let tile = Tile { rows, first_col: 0, cols, unit: 0.25, of_bf16, sums: &mut sums };
+        let to = Destination::F32(SharedSlice::new(&mut c));
+        let compiled = TileEpilogue::new(epilogue, Isa::best()).unwrap();
+        let finish = compiled.finish(&tile, weights, 1.0, (&to, 16))?;
+        compiled.isa().dispatch(finish);
+        drop(to);
+        Some(c)
+    }
+
+    #[test]
+    fn one_pass_is_close_to_the_steps() {
+        let bias: [Vec<f32>; 2] = [(0..16).map(|i| i as f32 * 8.0 - 90.0).collect(), vec![-0.5; 16]];
+        for bias in [None, Some(bias)] {
+            let weights = weights(16, [GlobalScale::multiplier(3.0), GlobalScale::ONE], bias);
+            let epilogue = Epilogue { alpha_up: -2.0, ..Epilogue::default() };
+            let got = finished(&epilogue, &weights, 16, true).unwrap();
+            let want = apply(Isa::best(), &epilogue, &weights, &sums(7), 16);
+            for (got, want) in got.iter().zip(want.as_flattened()) {
+                assert!((got - want).abs() <= want.abs() * 1e-5 + 1e-30, "{got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_it_does_not_know_takes_the_steps() {
+        let (silu, weights) = (Epilogue::default(), weights(16, [GlobalScale::ONE; 2], None));
+        assert!(finished(&silu, &weights, 16, true).is_some());
+        assert!(
+            finished(&silu, &weights, 16, false).is_none() && finished(&silu, &weights, 15, true).is_none()
+        );
+        for other in [
+            Epilogue { activation: Activation::Relu, ..silu.clone() },
+            Epilogue { round_gate_up_to_bf16: true, ..silu.clone() },
+            Epilogue { alpha_gate: 0.0, ..silu },
+        ] {
+            assert!(finished(&other, &weights, 16, true).is_none(), "{other:?}");
+        }
+    }
+}
