@@ -193,14 +193,11 @@ impl Destination<'_> {
                     to.iter_mut().zip(values).for_each(|(to, values)| *to = lanes::map(values, round));
                     rest.iter_mut().zip(last).for_each(|(to, value)| *to = round(*value));
                 }
-                // It has whole panels.
+                // It has whole panels. A closure would not be compiled for the instruction set.
                 Self::Ahead(next) => {
-                    values
-                        .as_chunks()
-                        .0
-                        .iter()
-                        .enumerate()
-                        .for_each(|(i, values)| next.write(at + i * PANEL, values));
+                    for (i, values) in values.as_chunks().0.iter().enumerate() {
+                        next.write(at + i * PANEL, values);
+                    }
                 }
                 Self::Nvfp4(..) | Self::Amax(_) => {}
             }

@@ -9,7 +9,7 @@ use super::TileEpilogue;
 use crate::isa::{InstructionSet, Work};
 use crate::lanes;
 use crate::output::{Destination, Place};
-use crate::pack::{PANEL, PackedGateUp, panel_columns};
+use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{TILE_COLS, Tile};
 use crate::vmath::{self, canonical};
 
@@ -20,7 +20,7 @@ pub(super) struct Factors {
     pub(super) bias: [Option<[f32; PANEL]>; 2],
 }
 
-/// Whole rows of a tile.
+/// Rows of a tile.
 pub(crate) struct Finish<'a> {
     /// Sums.
     rows: &'a [[f32; TILE_COLS]],
@@ -30,6 +30,8 @@ pub(crate) struct Finish<'a> {
     alpha: [f32; 2],
     /// What is added to both halves then.
     bias: [[f32; PANEL]; 2],
+    /// Columns of C that there are.
+    cols: usize,
     /// Where values go, of floats.
     c: &'a Destination<'a>,
     /// The first of them.
@@ -66,12 +68,13 @@ impl TileEpilogue {
         let Factors { op, alpha, bias } = self.factors(tile, weights, a_scale);
         let (is_gated, alpha) = (op == Operation::GateUp, alpha.map(|alpha| alpha as f32));
         let is_known = !is_gated || self.is_silu && !self.round_to_bf16;
-        let fits = tile.cols == panel_columns(op) && alpha.iter().all(|alpha| alpha.is_normal());
+        let fits = alpha.iter().all(|alpha| alpha.is_normal());
         (tile.of_bf16 && is_known && fits && c.is_of_floats()).then(|| Finish {
             rows: &tile.sums.as_chunks().0[..tile.rows.rows],
             is_gated,
             alpha,
             bias: bias.map(Option::unwrap_or_default),
+            cols: tile.cols,
             c,
             place: c.place(tile.rows.first_row, tile.first_col, n),
         })
@@ -89,16 +92,27 @@ impl Work for Finish<'_> {
             let [left, right]: [[f32; PANEL]; 2] = bytemuck::cast(*sums);
             let left = lanes::zip(&left, &left_bias, |sum, bias| sum.mul_add(left_alpha, bias));
             let right = lanes::zip(&right, &right_bias, |sum, bias| sum.mul_add(right_alpha, bias));
-            // SAFETY: the schedule makes each element of C part of one tile and stores each tile once.
-            unsafe {
-                if self.is_gated {
-                    self.c
-                        .write(at, &lanes::zip(&left, &right, |gate, up| canonical(vmath::silu(gate) * up)));
-                } else {
-                    self.c.write(at, &lanes::map(&left, canonical));
-                    self.c.write(at + PANEL, &lanes::map(&right, canonical));
-                }
+            let first = if self.is_gated {
+                lanes::zip(&left, &right, |gate, up| canonical(vmath::silu(gate) * up))
+            } else {
+                lanes::map(&left, canonical)
+            };
+            self.write(at, &first, self.cols.min(PANEL));
+            if self.cols > PANEL {
+                self.write(at + PANEL, &lanes::map(&right, canonical), self.cols - PANEL);
             }
+        }
+    }
+}
+
+impl Finish<'_> {
+    /// Writes some of 16 values.
+    #[inline(always)]
+    fn write(&self, at: usize, values: &[f32; PANEL], cols: usize) {
+        // SAFETY: the schedule makes each element of C part of one tile and stores each tile once.
+        unsafe {
+            // A whole panel has a length that the compiler knows.
+            if cols == PANEL { self.c.write(at, values) } else { self.c.write(at, &values[..cols]) }
         }
     }
 }
@@ -119,11 +133,9 @@ mod tests {
         let (mut sums, mut c) = (sums(7), vec![f32::NAN; 7 * 16]);
         let rows = RowTile { group: 0, first_row: 0, rows: 7 };
         let tile = Tile { rows, first_col: 0, cols, unit: 0.25, of_bf16, sums: &mut sums };
-        let to = Destination::F32(SharedSlice::new(&mut c));
         let compiled = TileEpilogue::new(epilogue, Isa::best()).unwrap();
-        let finish = compiled.finish(&tile, weights, 1.0, (&to, 16))?;
-        compiled.isa().dispatch(finish);
-        drop(to);
+        let to = &Destination::F32(SharedSlice::new(&mut c));
+        compiled.isa().dispatch(compiled.finish(&tile, weights, 1.0, (to, 16))?);
         Some(c)
     }
 
@@ -144,13 +156,15 @@ mod tests {
     #[test]
     fn what_it_does_not_know_takes_the_steps() {
         let (silu, weights) = (Epilogue::default(), weights(16, [GlobalScale::ONE; 2], None));
-        assert!(finished(&silu, &weights, 16, true).is_some());
-        assert!(
-            finished(&silu, &weights, 16, false).is_none() && finished(&silu, &weights, 15, true).is_none()
-        );
+        let whole = finished(&silu, &weights, 16, true).unwrap();
+        let cut = finished(&silu, &weights, 15, true).unwrap();
+        for (i, (cut, whole)) in cut.iter().zip(whole).enumerate() {
+            assert!(if i % 16 < 15 { *cut == whole } else { cut.is_nan() }, "{i}: {cut} {whole}");
+        }
+        assert!(finished(&silu, &weights, 16, false).is_none());
         for other in [
-            Epilogue { activation: Activation::Relu, ..silu.clone() },
-            Epilogue { round_gate_up_to_bf16: true, ..silu.clone() },
+            Epilogue { activation: Activation::Relu, ..silu },
+            Epilogue { round_gate_up_to_bf16: true, ..silu },
             Epilogue { alpha_gate: 0.0, ..silu },
         ] {
             assert!(finished(&other, &weights, 16, true).is_none(), "{other:?}");

@@ -6,8 +6,9 @@
 //! sum += Σ_32 k a0[k]·w[k]  as TDPBF16PS adds: see [`amx`](crate::amx)
 //! ```
 //!
-//! The order is: blocks of [`BLOCK_K`] of k ascending; in each block a0, then a1, then a2; for each of them k ascending, 32 at a time,
-//! from 0. So products are exact, and a sum of K products takes at most K/32 + 17 roundings for each of the terms.
+//! The order is: blocks of [`BLOCK_K`] of k ascending (of one term alone, even ones of a K up to [`WHOLE_K`], which is the same order);
+//! in each block a0, then a1, then a2; for each of them k ascending, 32 at a time, from 0. So products are exact, and a sum of K products
+//! takes at most K/32 + 17 roundings for each of the terms.
 //!
 //! TDPBF16PS takes what is below 2⁻¹²⁶ for zero. A tile with a float so small that a product may have bits there goes another
 //! way, and so does one with infinities or NaN ([`fits`]). What is left has no bits below 2⁻¹²⁶: every sum is a multiple of it.
