@@ -40,9 +40,10 @@ const FILL: f64 = 54.0;
 const ENDS: f64 = 2.4;
 /// The same of a further tile whose loads overlap the stores before.
 const NEXT_TILE: f64 = 1.6;
-/// Tiles finished by their neighbours, and halves of tiles exchanged by two CTAs, µs.
+/// Tiles finished by their neighbours, and halves of tiles exchanged by two CTAs, µs: at the end, or while they multiply.
 const SHARED_TILES: f64 = 10.0;
 const EXCHANGE: f64 = 1.45;
+const EXCHANGE_MEANWHILE: f64 = 0.6;
 /// The same of a row group in common: 25.9 µs at 64x14336x4096, halfway between three and four row groups 24.9.
 const COMMON: f64 = 0.85;
 
@@ -217,7 +218,8 @@ fn grouped_us(
     let readings = if config.k_groups > 1 || groups > 1 { token_tiles } else { 1.0 };
     let more = (turns - 1.0).max(0.0);
     let exchange = match (config.k_split > 1, config.common) {
-        (true, _) => EXCHANGE * turns,
+        (true, _) if config.k_groups > 1 => EXCHANGE * turns,
+        (true, _) => EXCHANGE_MEANWHILE * turns,
         (false, true) => COMMON * turns,
         (false, false) => 0.0,
     };

@@ -61,6 +61,13 @@ impl Cursor {
         Self { at: ring.start(k, fills), offset: k.mov::<U32>(0u32), step }
     }
 
+    /// Of those who take, `stages` behind the start.
+    pub fn behind(k: &mut Kernel, ring: &Ring, stages: Reg<U32>, step: u32) -> Self {
+        let index = k.eval(stages % ring.stages);
+        let phase = k.eval((stages / ring.stages) & 1);
+        Self { at: Position { index, phase, count: ring.stages }, offset: k.eval(index * step), step }
+    }
+
     /// One stage further.
     pub fn advance(self, k: &mut Kernel) {
         self.at.advance_with(k, (self.step != 0).then_some((self.offset, self.step)));

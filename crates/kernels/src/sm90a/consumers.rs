@@ -9,6 +9,7 @@ use crate::generic::fragments::decode_step;
 use crate::parts::ring::{Cursor, low_word};
 
 /// What a consumer keeps from tile to tile.
+#[derive(Clone, Copy)]
 pub(super) struct Consumer {
     /// Row group and K group of the warpgroup, warp in the warpgroup.
     k_group: Reg<U32>,
@@ -24,6 +25,7 @@ pub(super) struct Consumer {
 }
 
 /// Where a warpgroup is in the ring.
+#[derive(Clone, Copy)]
 enum Place {
     /// A CTA has one tile: the loop's body is whole turns of the ring, and what is in which stage is a number in the text. Cursors
     /// would be a tenth of the loop's instructions, with K groups a sixth. Kept is the parity of the turn's "full" barriers.
@@ -170,6 +172,9 @@ impl Fused<'_> {
             return self.multiply_common(k, consumer, acc);
         }
         let count = tile.block_count(k, self.blocks);
+        if let Some(both) = tile.both {
+            return self.multiply_and_exchange(k, consumer, (count, both), acc);
+        }
         let k_groups = self.config.k_groups;
         let per_stage = if k_groups > 1 { 1 } else { self.config.blocks_per_stage };
         let mine = match k_groups {
@@ -182,8 +187,8 @@ impl Fused<'_> {
             }
         }
         let some_blocks = |k: &mut Kernel| k.compare(Cmp::Gt, mine, 0u32);
-        match (k_groups, self.config.k_split) {
-            (1, 1) => self.multiply_blocks(k, consumer, per_stage, mine, acc),
+        match k_groups {
+            1 => self.multiply_blocks(k, consumer, per_stage, mine, acc),
             _ => {
                 let any = some_blocks(k);
                 k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, per_stage, mine, acc));
@@ -232,6 +237,48 @@ impl Fused<'_> {
         );
     }
 
+    /// As [`multiply`](Self::multiply) of a pair that exchanges halves: `count` blocks of its own, then those of both CTAs by its own
+    /// half of the tokens, with the sums of the other half sent in between.
+    fn multiply_and_exchange(
+        &self,
+        k: &mut Kernel,
+        consumer: &Consumer,
+        (count, (first, end)): (Reg<U32>, (Reg<U32>, Reg<U32>)),
+        acc: &[Reg<F32>],
+    ) {
+        let stage = self.config.blocks_per_stage;
+        let any = k.compare(Cmp::Gt, count, 0u32);
+        k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, stage, count, acc));
+        let Some(to) = self.for_other(k) else { return };
+        let (own, others) = acc.split_at(acc.len() / 2);
+        let groups = others.len() / 4;
+        let some = k.compare(Cmp::Gt, end, first);
+        k.if_else(
+            some,
+            "blocks_of_both",
+            |k| {
+                let stages = k.eval(count.div_ceil(stage));
+                let last = k.eval(stages - 1);
+                let last = Cursor::behind(k, &self.ring, last, 0);
+                self.ring.release(k, last.at, consumer.first_lane);
+                let mut cursor = |step| Cursor::behind(k, &self.ring, stages, step);
+                let place = Place::Running {
+                    load: cursor(self.layout.weights.stride),
+                    multiply: cursor(self.layout.tokens.stride / 16),
+                    release: cursor(0),
+                };
+                let (blocks, both) = (self.config.blocks_of_both(), k.eval(end - first));
+                let each = groups.div_ceil(blocks as usize);
+                let body = (stage, blocks.next_multiple_of(2));
+                self.multiply_turns(k, &Consumer { place, ..*consumer }, body, both, own, |k, block| {
+                    let first = block as usize * each;
+                    self.send(k, to, others, first..first + each);
+                });
+            },
+            |k| self.send(k, to, others, 0..groups),
+        );
+    }
+
     fn multiply_blocks(
         &self,
         k: &mut Kernel,
@@ -247,6 +294,19 @@ impl Fused<'_> {
         // The body covers an even number of blocks (fragment sets alternate) and whole stages.
         let turn = stages * per_stage;
         let body = if turn.is_multiple_of(2) { turn } else { 2 * turn };
+        self.multiply_turns(k, consumer, (per_stage, body), blocks, acc, |_, _| ());
+    }
+
+    /// Multiplies blocks, `body` of them in the text of the loop, and runs `between` while each is multiplied.
+    fn multiply_turns(
+        &self,
+        k: &mut Kernel,
+        consumer: &Consumer,
+        (per_stage, body): (u32, u32),
+        blocks: Reg<U32>,
+        acc: &[Reg<F32>],
+        between: impl Fn(&mut Kernel, u32),
+    ) {
         self.wait_full(k, consumer, 0);
         self.load_block(k, consumer, 0, per_stage);
         self.decode_block(k, &consumer.raw, &consumer.fragments[0]);
@@ -255,6 +315,7 @@ impl Fused<'_> {
             for b in 0..body {
                 let desc = self.desc(k, consumer, b, per_stage);
                 self.multiply_block(k, acc, &consumer.fragments[b as usize % 2], desc);
+                between(k, b);
                 let more = k.compare(Cmp::Gt, left, b + 1);
                 k.if_(more, "load", |k| {
                     if (b + 1).is_multiple_of(per_stage) {

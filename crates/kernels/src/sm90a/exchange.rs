@@ -1,7 +1,8 @@
 //! Sums of tiles that several CTAs share.
 //!
 //! A pair that splits K (a cluster of two) exchanges halves through distributed shared memory: each CTA finishes half of
-//! the tokens.
+//! the tokens. With K groups it does so at the end. Else each CTA first multiplies blocks of K that are its own, sends the sums of the
+//! other's tokens, and meanwhile multiplies some more blocks, which are both CTAs', by its own tokens alone.
 //!
 //! A pair with a row group in common: the first CTA leaves the sums of its half of K in the second's shared memory, which adds them
 //! to its own when all of its warpgroups have multiplied; the others' activations hide the way.
@@ -17,6 +18,8 @@
 //! for whom the tile is the last one, rarely waits. Flags return to zero, ready for the next launch; with programmatic
 //! dependent launch that one reads tokens only after this one has ended, and writes sums only after that.
 
+use std::ops::Range;
+
 use dualgemm_ptx::builder::*;
 
 use super::config::ROW_GROUP_PLANE;
@@ -27,88 +30,105 @@ use super::schedule::{Part, Tile};
 pub(super) const FLAG_BYTES: u32 = 4096;
 
 impl Fused<'_> {
-    /// Exchanges half of the sums with the other CTA of the pair: what is left is this CTA's half of the tokens.
-    pub(super) fn exchange_halves<'t>(
+    /// Sets up the barrier of sums from the other CTA: they arrive as bytes, or a warpgroup says that it has left them. The set-up of
+    /// the ring follows.
+    pub(super) fn init_from_other(&self, k: &mut Kernel) {
+        let Some((_, there)) = &self.layout.from_other else { return };
+        let thread = k.special(Special::TidX);
+        let first = k.compare(Cmp::Eq, thread, 0u32);
+        let there = self.shared(there.offset);
+        match self.config.exchanges() {
+            false => k.when(first).mbarrier_init(there, 128u32),
+            true => k.if_(first, "from_other", |k| {
+                k.mbarrier_init(there, 1u32);
+                k.mbarrier_arrive_expect_tx(there, self.config.sums_from_other());
+            }),
+        }
+    }
+
+    /// Where this thread's sums from the other CTA of a pair are, and the barrier that says so. Of a common row group these are its
+    /// warpgroup's threads.
+    fn from_other(&self, k: &mut Kernel) -> Option<[Addr<Shared>; 2]> {
+        let (sums, there) = self.layout.from_other.as_ref()?;
+        let thread = k.special(Special::TidX);
+        let thread = if self.config.common { k.eval(thread & 127) } else { thread };
+        Some([k.offset(self.shared(sums.offset), thread << 4), self.shared(there.offset)])
+    }
+
+    /// The same in the other CTA.
+    pub(super) fn for_other(&self, k: &mut Kernel) -> Option<[Addr<Cluster>; 2]> {
+        let own = self.from_other(k)?;
+        let rank = k.special(Special::ClusterCtaRank);
+        let other = k.eval(rank ^ 1);
+        Some(own.map(|own| k.map_to_rank(own, other)))
+    }
+
+    /// Sends sums to the other CTA: four f32 of each of those groups of eight tokens.
+    pub(super) fn send(
+        &self,
+        k: &mut Kernel,
+        [to, there]: [Addr<Cluster>; 2],
+        acc: &[Reg<F32>],
+        groups: Range<usize>,
+    ) {
+        for (j, sums) in acc.chunks_exact(4).enumerate().skip(groups.start).take(groups.len()) {
+            k.st_async_vector(to.at(j as u32 * self.plane()), sums, there);
+        }
+    }
+
+    /// Bytes of the sums for eight tokens that come from the other CTA.
+    fn plane_from_other(&self) -> u32 {
+        if self.config.common { ROW_GROUP_PLANE } else { self.plane() }
+    }
+
+    /// Adds what came from the other CTA.
+    fn add_from_other(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
+        let Some([sums, there]) = self.from_other(k) else { return };
+        k.mbarrier_wait_cluster(there, 0u32, "from_other");
+        for (j, four) in acc.chunks_exact(4).enumerate() {
+            let more: [Reg<F32>; 4] = k.ld_vector(sums.at(j as u32 * self.plane_from_other()));
+            four.iter().zip(more).for_each(|(sum, more)| {
+                k.to(*sum).add(more, *sum);
+            });
+        }
+    }
+
+    /// The sums of this CTA's own half of the tokens, the first of `acc`, with those from the other CTA. The second half is on its way
+    /// there.
+    pub(super) fn own_half<'t, 'a>(
         &self,
         k: &mut Kernel,
         tile: Tile<'t>,
-        acc: &[Reg<F32>],
-    ) -> (Tile<'t>, Vec<Reg<F32>>) {
+        acc: &'a [Reg<F32>],
+    ) -> (Tile<'t>, &'a [Reg<F32>]) {
+        let own = &acc[..acc.len() / 2];
+        self.add_from_other(k, own);
         let rank = k.special(Special::ClusterCtaRank);
-        let upper = k.compare(Cmp::Eq, rank, 1u32);
-        let (low, high) = acc.split_at(acc.len() / 2);
-        let mut pick = |yes: &[Reg<F32>], no: &[Reg<F32>]| -> Vec<Reg<F32>> {
-            yes.iter().zip(no).map(|(yes, no)| k.select::<F32>(upper, *yes, *no)).collect()
-        };
-        let (kept, sent) = (pick(high, low), pick(low, high));
-        let thread = k.special(Special::TidX);
-        let own = k.offset(self.shared(self.layout.epilogue), thread << 4);
-        let other = k.eval(rank ^ 1);
-        let other = k.map_to_rank(own, other);
-        k.comment("The other CTA is done with its ring.");
-        k.cluster_sync();
-        for (j, sums) in sent.chunks_exact(4).enumerate() {
-            k.st_vector(other.at(j as u32 * self.plane()), sums);
-        }
-        k.cluster_sync();
-        for (j, sums) in kept.chunks_exact(4).enumerate() {
-            let more: [Reg<F32>; 4] = k.ld_vector(own.at(j as u32 * self.plane()));
-            sums.iter().zip(more).for_each(|(sum, more)| {
-                k.to(*sum).add(*sum, more);
-            });
-        }
         let token = k.eval(tile.token + rank * (self.config.tokens / 2));
-        (Tile { token, ..tile }, kept)
-    }
-
-    /// Sets up the barrier of a common row group's sums. The set-up of the ring follows.
-    pub(super) fn init_common(&self, k: &mut Kernel) {
-        let Some((_, there)) = &self.layout.common else { return };
-        let thread = k.special(Special::TidX);
-        let first = k.compare(Cmp::Eq, thread, 0u32);
-        k.when(first).mbarrier_init(self.shared(there.offset), 128u32);
-    }
-
-    /// Where this thread's sums of a common row group are, in the second CTA of the pair, and the barrier that says so.
-    fn common_sums(&self, k: &mut Kernel) -> Option<[Addr<Shared>; 2]> {
-        let (sums, there) = self.layout.common.as_ref()?;
-        let thread = k.special(Special::TidX);
-        let within = k.eval((thread & 127) << 4);
-        Some([k.offset(self.shared(sums.offset), within), self.shared(there.offset)])
+        (Tile { token, ..tile }, own)
     }
 
     /// The first CTA of a pair leaves a common row group's sums with the second.
     pub(super) fn leave_common(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
-        let Some([sums, there]) = self.common_sums(k) else { return };
         let rank = k.special(Special::ClusterCtaRank);
         let first = k.compare(Cmp::Eq, rank, 0u32);
         k.if_(first, "leave", |k| {
             k.comment("The second CTA has set its barrier up.");
             k.cluster_wait();
-            let sums = k.map_to_rank(sums, 1u32);
+            let Some([sums, there]) = self.for_other(k) else { return };
             for (j, four) in acc.chunks_exact(4).enumerate() {
                 k.st_vector(sums.at(j as u32 * ROW_GROUP_PLANE), four);
             }
-            let there = k.map_to_rank(there, 1u32);
             k.mbarrier_arrive_remote_release(there);
         });
     }
 
     /// The second adds them to its own.
     pub(super) fn add_common(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
-        let Some([sums, there]) = self.common_sums(k) else { return };
         let rank = k.special(Special::ClusterCtaRank);
         let common = self.is_common(k);
         let adds = k.compare_and(Cmp::Eq, rank, 1u32, common);
-        k.if_(adds, "add_common", |k| {
-            k.mbarrier_wait_cluster(there, 0u32, "common");
-            for (j, four) in acc.chunks_exact(4).enumerate() {
-                let more: [Reg<F32>; 4] = k.ld_vector(sums.at(j as u32 * ROW_GROUP_PLANE));
-                four.iter().zip(more).for_each(|(sum, more)| {
-                    k.to(*sum).add(more, *sum);
-                });
-            }
-        });
+        k.if_(adds, "add_common", |k| self.add_from_other(k, acc));
     }
 
     /// Writes every thread's sums where the CTA that finishes them adds them up: `[groups of 8 tokens][parts][threads]`,

@@ -32,7 +32,7 @@ use crate::parts::variant::{Products, Scheduler, Variant};
 /// Generates the kernel.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant)?;
-    let mut module = Builder::new(Target::Sm90a, Version::new(8, 0));
+    let mut module = Builder::new(Target::Sm90a, Version::new(8, 1));
     module.comment(&format!(
         "C = act(A B1^T, A B2^T), weights of 4 bits, {}: {}",
         variant.name(),
@@ -130,10 +130,10 @@ impl<'a> Fused<'a> {
     }
 
     fn emit(&self, k: &mut Kernel) {
-        self.init_common(k);
+        self.init_from_other(k);
         self.ring.init(k, 1, self.config.consumer_threads() / 32);
-        if self.config.common {
-            k.cluster_arrive();
+        if self.layout.from_other.is_some() {
+            k.cluster_arrive_relaxed();
         }
         if self.groups.is_some() {
             k.comment("Rows of the groups may come from the kernel before; the next one need not wait for them again.");
@@ -163,6 +163,11 @@ impl<'a> Fused<'a> {
             },
             |k| {
                 k.setmaxnreg_inc(consumer_registers);
+                let pair = self.config.exchanges();
+                if pair {
+                    k.comment("The other CTA has set its barrier up.");
+                    k.cluster_wait();
+                }
                 let acc: Vec<Reg<F32>> = k.zeros(self.config.tokens as usize / 2);
                 let consumer = self.consumer(k);
                 self.for_each_tile(k, tile, |k, tile| {
@@ -171,6 +176,10 @@ impl<'a> Fused<'a> {
                     k.bar_sync(1u32, self.config.consumer_threads());
                     self.finish(k, tile, &acc);
                 });
+                if pair {
+                    k.comment("What was sent has arrived.");
+                    k.cluster_wait();
+                }
             },
         );
     }

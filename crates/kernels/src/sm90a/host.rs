@@ -124,7 +124,7 @@ impl Config {
             HalfFormat::F16 => TensorDataType::F16,
             HalfFormat::Bf16 => TensorDataType::Bf16,
         };
-        let box_rows = self.tokens;
+        let box_rows = self.box_tokens();
         if !(variant.whole_blocks && self.whole_stage_loads()) {
             let tile = (box_rows, CHUNK_K as u32);
             return TensorMap::matrix(data_type, a.codes.0, (m, k), stride, tile, swizzle);

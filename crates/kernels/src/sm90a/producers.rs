@@ -8,23 +8,27 @@ use super::schedule::Tile;
 use crate::parts::ring::Cursor;
 
 impl Fused<'_> {
-    /// Runs `load` for every stage of a tile: `load(k, first block, blocks of this stage)`, after the stage is empty.
+    /// Runs `load` for every stage of a tile: `load(k, (first block, blocks of this stage), half of the tokens only)`, after the
+    /// stage is empty.
     fn fill_ring(
         &self,
         k: &mut Kernel,
         name: &str,
         tile: Tile,
         cursor: Cursor,
-        load: impl FnOnce(&mut Kernel, Reg<U32>, Reg<U32>),
+        load: impl Fn(&mut Kernel, (Reg<U32>, Reg<U32>), bool),
     ) {
-        let (first, end) = tile.block_range(k, self.blocks);
-        k.for_range(name, first, end, self.config.blocks_per_stage, |k, block, _| {
-            let empty = cursor.at.barrier(k, self.ring.empty);
-            k.mbarrier_wait(empty, cursor.at.phase, "empty");
-            let count = k.eval((end - block).min(self.config.blocks_per_stage));
-            load(k, block, count);
-            cursor.advance(k);
-        });
+        let blocks = tile.block_range(k, self.blocks);
+        for ((first, end), half) in std::iter::once((blocks, false)).chain(tile.both.map(|both| (both, true)))
+        {
+            k.for_range(name, first, end, self.config.blocks_per_stage, |k, block, _| {
+                let empty = cursor.at.barrier(k, self.ring.empty);
+                k.mbarrier_wait(empty, cursor.at.phase, "empty");
+                let count = k.eval((end - block).min(self.config.blocks_per_stage));
+                load(k, (block, count), half);
+                cursor.advance(k);
+            });
+        }
     }
 
     /// Runs `body` in one thread of a producer warp.
@@ -84,7 +88,7 @@ impl Fused<'_> {
                     let (first, _) = tile.block_range(k, self.blocks);
                     k.eval(first + self.config.blocks_per_stage)
                 });
-                self.fill_ring(k, "weight_stages", tile, cursor, |k, block, count| {
+                self.fill_ring(k, "weight_stages", tile, cursor, |k, (block, count), half| {
                     if let Some(second) = second {
                         let now = k.compare(Cmp::Eq, block, second);
                         k.when(now).grid_dependency_wait();
@@ -93,13 +97,14 @@ impl Fused<'_> {
                     // Of a common row group a stage has half of the blocks.
                     let common = self.config.common.then(|| self.blocks_in_common(k, count));
                     let own = self.config.own_groups();
+                    let tokens = self.config.tokens / if half { 2 } else { 1 };
                     let bytes = match self.whole_stage_loads() {
                         // Blocks beyond K are filled with zeros, and count.
                         true => {
                             let bytes = k.eval(count * (own * CHUNK_BYTES as u32));
                             k.eval(bytes + self.config.token_bytes())
                         }
-                        false => k.eval(count * (own * CHUNK_BYTES as u32 + self.config.tokens * 128)),
+                        false => k.eval(count * (own * CHUNK_BYTES as u32 + tokens * 128)),
                     };
                     let bytes = match common {
                         None => bytes,
@@ -128,6 +133,18 @@ impl Fused<'_> {
         });
     }
 
+    /// First tokens of the boxes that are loaded for a block. Of a pair that exchanges sums each CTA has its own half in front.
+    fn token_boxes(&self, k: &mut Kernel, tile: Tile) -> Vec<Reg<S32>> {
+        if !self.config.exchanges() {
+            return vec![tile.token.cast()];
+        }
+        let half = self.config.box_tokens();
+        let rank = k.special(Special::ClusterCtaRank);
+        let own = k.eval(tile.token + rank * half);
+        let other = k.eval(tile.token + half - rank * half);
+        vec![own.cast(), other.cast()]
+    }
+
     pub(super) fn load_tokens(&self, k: &mut Kernel, tile: Option<Tile>, first_lane: Reg<Pred>) {
         let map = k.tensor_map_address(&self.map);
         k.prefetch_tensor_map(map);
@@ -138,20 +155,24 @@ impl Fused<'_> {
         let cursor = Cursor::start(k, &self.ring, true, self.layout.tokens.stride);
         self.for_each_tile(k, tile, |k, tile| {
             self.as_one(k, first_lane, |k| {
-                self.fill_ring(k, "token_stages", tile, cursor, |k, block, count| {
+                let tokens = self.token_boxes(k, tile);
+                self.fill_ring(k, "token_stages", tile, cursor, |k, (block, count), half| {
                     let full = cursor.at.barrier(k, self.ring.full);
                     let slot = k.offset(self.shared(self.layout.tokens.offset), cursor.offset);
-                    let token = tile.token.cast::<S32>().into();
                     if self.whole_stage_loads() {
-                        let place = [0i32.into(), token, block.cast::<S32>().into()];
+                        let place = [0i32.into(), tokens[0].into(), block.cast::<S32>().into()];
                         return k.tensor_load(slot, map, &place, full, &options);
                     }
                     for b in 0..self.config.blocks_per_stage {
                         let here = k.compare(Cmp::Gt, count, b);
                         k.if_(here, "token_block", |k| {
                             let column = k.eval((block + b) << 6);
-                            let place = [column.cast::<S32>().into(), token.clone()];
-                            k.tensor_load(slot.at(b * self.config.tokens * 128), map, &place, full, &options);
+                            let boxes = if half { &tokens[..1] } else { &tokens };
+                            for (i, token) in boxes.iter().enumerate() {
+                                let first = b * self.config.tokens + i as u32 * self.config.box_tokens();
+                                let place = [column.cast::<S32>().into(), (*token).into()];
+                                k.tensor_load(slot.at(first * 128), map, &place, full, &options);
+                            }
                         });
                     }
                 });

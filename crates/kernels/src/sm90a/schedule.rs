@@ -17,6 +17,8 @@ pub(super) struct Tile<'a> {
     pub(super) group: Option<Reg<U32>>,
     /// First K block and the end, if not all of them.
     pub(super) blocks: Option<(Reg<U32>, Reg<U32>)>,
+    /// The same of those that both CTAs of a pair multiply, each by its own half of the tokens.
+    pub(super) both: Option<(Reg<U32>, Reg<U32>)>,
     /// With stream-K, whose part of the tile this is.
     pub(super) part: Option<Part<'a>>,
 }
@@ -98,7 +100,10 @@ impl Fused<'_> {
         k.comment("The last panel may be narrower.");
         let beyond = k.compare(Cmp::Ge, token, self.m);
         k.when(beyond).exit();
-        let blocks = (self.config.k_split > 1).then(|| self.half_of_k(k));
+        let [blocks, both] = match self.config.k_split {
+            1 => [None, None],
+            _ => self.half_of_k(k),
+        };
         let chunk = match self.config.common {
             false => k.eval(features * self.config.row_groups),
             true => {
@@ -106,7 +111,7 @@ impl Fused<'_> {
                 k.eval(features * self.config.pair_groups() + rank * self.config.own_groups())
             }
         };
-        Tile { token, token_end: self.m, chunk, group: None, blocks, part: None }
+        Tile { token, token_end: self.m, chunk, group: None, blocks, both, part: None }
     }
 
     /// Of the row group that the pair has in common, the first block of a stage that is this CTA's: the second CTA has the second half.
@@ -127,13 +132,22 @@ impl Fused<'_> {
         k.compare(Cmp::Eq, row_group, self.config.own_groups())
     }
 
-    /// The K blocks of this CTA of a pair: half of the stages, the first CTA one more if they are odd.
-    fn half_of_k(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
+    /// The K blocks of this CTA of a pair: half of the stages, the first CTA one more if they are odd. If the pair exchanges sums
+    /// while it multiplies, those between the halves are both CTAs', unless there are too few in all.
+    fn half_of_k(&self, k: &mut Kernel) -> [Option<(Reg<U32>, Reg<U32>)>; 2] {
         let stage = self.config.blocks_per_stage;
-        let half = k.eval(self.blocks.div_ceil(2 * stage) * stage);
+        let both = self.config.exchanges().then(|| {
+            let both = self.config.blocks_of_both();
+            let enough = k.compare(Cmp::Ge, self.blocks, 4 * both);
+            k.select::<U32>(enough, both, 0u32)
+        });
+        let of_one = both.map_or(self.blocks, |both| k.eval(self.blocks - both));
+        let half = k.eval(of_one.div_ceil(2 * stage) * stage);
         let rank = k.special(Special::ClusterCtaRank);
-        let first = k.eval((rank * half).min(self.blocks));
-        (first, k.eval((first + half).min(self.blocks)))
+        let behind = both.map_or(half, |both| k.eval(half + both));
+        let first = k.eval((rank * behind).min(self.blocks));
+        let end = k.eval((first + half).min(self.blocks));
+        [Some((first, end)), both.map(|_| (half, behind))]
     }
 
     /// Every so-many-th tile.
@@ -177,7 +191,7 @@ impl Fused<'_> {
         let features = k.eval(inside / width);
         let token = k.eval((inside % width + first) * self.config.tokens);
         let chunk = k.eval(features * self.config.row_groups);
-        Tile { token, token_end: self.m, chunk, group: None, blocks: None, part: None }
+        Tile { token, token_end: self.m, chunk, group: None, blocks: None, both: None, part: None }
     }
 
     /// How stream-K shares the work.
@@ -274,6 +288,6 @@ impl Fused<'_> {
         let chunk = k.eval(local / token_tiles * self.config.row_groups);
         let token = k.eval(local % token_tiles * self.config.tokens + token);
         let found = k.compare(Cmp::Ne, found, 0u32);
-        (Tile { token, token_end, chunk, group: Some(group), blocks: None, part: None }, found)
+        (Tile { token, token_end, chunk, group: Some(group), blocks: None, both: None, part: None }, found)
     }
 }

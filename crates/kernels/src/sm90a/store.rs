@@ -16,10 +16,13 @@ impl Fused<'_> {
             return self.store_reduced(k, tile, acc);
         }
         if self.config.k_split > 1 {
-            let (tile, acc) = self.exchange_halves(k, tile, acc);
-            return self.store_whole(k, tile, &acc);
+            let (tile, acc) = self.own_half(k, tile, acc);
+            k.cluster_arrive_relaxed();
+            return self.store_whole(k, tile, acc);
         }
-        self.add_common(k, acc);
+        if self.config.common {
+            self.add_common(k, acc);
+        }
         let Some(part) = tile.part else { return self.store_whole(k, tile, acc) };
         let thread = k.special(Special::TidX);
         k.if_else(

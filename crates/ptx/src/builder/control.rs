@@ -58,6 +58,8 @@ instructions! {
     warp_sync() = "bar.warp.sync", [all()];
     /// Arrives at the cluster barrier, releasing.
     cluster_arrive() = "barrier.cluster.arrive.release.aligned";
+    /// Arrives at the cluster barrier behind a fence that releases.
+    cluster_arrive_relaxed() = "barrier.cluster.arrive.relaxed.aligned";
     /// Waits until all threads of the cluster have arrived, acquiring.
     cluster_wait() = "barrier.cluster.wait.acquire.aligned";
 

@@ -106,6 +106,10 @@ instructions! {
     /// `st.async`: stores to another CTA's shared memory and completes the bytes on its mbarrier.
     st_async<T: RegType>(address: Addr<Cluster>, value: Reg<T>, mbarrier: Addr<Cluster>)
         = format!("st.async.shared::cluster.mbarrier::complete_tx::bytes.{}", access(T::TYPE));
+    /// The same of consecutive values (2 or 4).
+    st_async_vector<T: RegType>(address: Addr<Cluster>, values: &[Reg<T>], mbarrier: Addr<Cluster>)
+        = format!("st.async.shared::cluster.mbarrier::complete_tx::bytes.v{}.{}", values.len(), access(T::TYPE)),
+        [address.operand(), vector(values), mbarrier.operand()];
 
     /// Atomic read-modify-write; gives the old value.
     atom<T: Atomic, S: AddrSpace>(

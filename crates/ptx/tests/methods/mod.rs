@@ -109,6 +109,7 @@ fn hopper(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: A
     k.mbarrier_wait_cluster(barrier, 0u32, "peer");
     let to = shared.cluster();
     k.st_async(to, x, remote);
+    k.st_async_vector(to, &[x, x], remote);
     let _ = k.ld::<F32, _>(to);
     k.bulk_store(global, shared, 64u32);
     k.bulk_prefetch(global, 64u32);
@@ -132,6 +133,7 @@ fn hopper(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: A
     k.cluster(2, 1, 1);
     k.fence_mbarrier_init();
     k.cluster_sync();
+    k.cluster_arrive_relaxed();
     k.launch_dependents();
     k.grid_dependency_wait();
     k.mbarrier_expect_tx(barrier, 64u32);
