@@ -48,7 +48,7 @@ impl Fused<'_> {
 
     /// Where this thread's sums from the other CTA of a pair are, and the barrier that says so. Of a common row group these are its
     /// warpgroup's threads.
-    fn from_other(&self, k: &mut Kernel) -> Option<[Addr<Shared>; 2]> {
+    fn sums_of_other(&self, k: &mut Kernel) -> Option<[Addr<Shared>; 2]> {
         let (sums, there) = self.layout.from_other.as_ref()?;
         let thread = k.special(Special::TidX);
         let thread = if self.config.common { k.eval(thread & 127) } else { thread };
@@ -57,7 +57,7 @@ impl Fused<'_> {
 
     /// The same in the other CTA.
     pub(super) fn for_other(&self, k: &mut Kernel) -> Option<[Addr<Cluster>; 2]> {
-        let own = self.from_other(k)?;
+        let own = self.sums_of_other(k)?;
         let rank = k.special(Special::ClusterCtaRank);
         let other = k.eval(rank ^ 1);
         Some(own.map(|own| k.map_to_rank(own, other)))
@@ -83,7 +83,7 @@ impl Fused<'_> {
 
     /// Adds what came from the other CTA.
     fn add_from_other(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
-        let Some([sums, there]) = self.from_other(k) else { return };
+        let Some([sums, there]) = self.sums_of_other(k) else { return };
         k.mbarrier_wait_cluster(there, 0u32, "from_other");
         for (j, four) in acc.chunks_exact(4).enumerate() {
             let more: [Reg<F32>; 4] = k.ld_vector(sums.at(j as u32 * self.plane_from_other()));
