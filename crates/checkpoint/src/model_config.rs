@@ -17,6 +17,8 @@ use crate::{Error, JsonFile, json};
 /// Key of the safetensors metadata that carries a `config.json`.
 const METADATA: &str = "config.json";
 pub(crate) const ARCHITECTURE: &str = "general.architecture";
+/// Entry of GGUF's metadata that says that a file holds the gated MLPs of a model alone.
+pub(crate) const CONTENTS: &str = "dualgemm.contents";
 /// Numbers of element types in GGUF's metadata.
 const F32: u32 = 6;
 /// Where configurations of several models have the language model's, before their own entries.

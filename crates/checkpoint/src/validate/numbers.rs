@@ -8,9 +8,8 @@ use serde_json::Value;
 
 use super::Finding;
 use crate::families::{Owner, owner};
-use crate::model_config::{ARCHITECTURE, EXPERT_COUNT, from_value, model_field, parts};
+use crate::model_config::{ARCHITECTURE, CONTENTS, EXPERT_COUNT, from_value, model_field, parts};
 use crate::module::{Mlp, MlpKind, Projection};
-use crate::write::gguf::CONTENTS;
 use crate::{Checkpoint, Error, JsonFile, TensorView};
 
 /// Parts of the entries that say how many features lie between up and down. Some families have several for one kind of MLP.

@@ -15,6 +15,7 @@ use crate::error::list;
 use crate::families::{Owner, owner};
 use crate::gguf::{GgufValue, write_to};
 use crate::linear::{is_correction, is_router};
+use crate::model_config::CONTENTS;
 use crate::module::{MlpKind, Place, Projection};
 use crate::scheme::ancestors;
 use crate::{Dtype, Error, JsonFile, Stated, TensorData, TensorOut, TensorView};
@@ -42,8 +43,6 @@ fn stem(place: &Place) -> String {
 /// Biases by module.
 type Biases<'m> = BTreeMap<&'m str, Vec<f32>>;
 
-/// Entry of the metadata that says that a file holds the gated MLPs of a model alone.
-pub(crate) const CONTENTS: &str = "dualgemm.contents";
 /// GGUF's numbers of what most tensors of a file are.
 const FILE_TYPES: [(Option<BlockFormat>, u32); 3] =
     [(Some(BlockFormat::Nvfp4), 39), (Some(BlockFormat::Mxfp4), 38), (None, 32)];
