@@ -33,9 +33,9 @@ pub enum GpuId {
     Sim(SimArch),
 }
 
+#[cfg(feature = "sim")]
 dualgemm_formats::named! {
     /// Architectures that the simulator has a card of.
-    #[cfg(feature = "sim")]
     #[derive(PartialOrd, Ord)]
     pub enum SimArch {
         /// Hopper (H100).
