@@ -215,9 +215,13 @@ impl TileSink for OutputSink<'_> {
     fn store(&self, tile: &mut Tile<'_>) {
         let weights = self.groups[tile.rows.group].weights;
         if let Some(finish) = self.epilogue.finish(tile, weights, self.a_scale, (&self.c, self.n)) {
-            return self.epilogue.isa().dispatch(finish);
+            self.epilogue.isa().dispatch(finish);
+            if self.c.is_of_floats() {
+                return;
+            }
+        } else {
+            self.epilogue.apply(tile, weights, self.a_scale);
         }
-        self.epilogue.apply(tile, weights, self.a_scale);
         let rows = &tile.sums.as_chunks::<TILE_COLS>().0[..tile.rows.rows];
         if let Destination::Deferred(_, amax) | Destination::Amax(amax) = &self.c {
             amax.include(rows.iter().flat_map(|row| &row[..tile.cols]));

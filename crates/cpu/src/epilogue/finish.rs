@@ -1,4 +1,4 @@
-//! From sums of bf16 to C in one pass, while they are in registers: linear layers, and gate and up under SiLU.
+//! From sums of bf16 to values of C in one pass, while they are in registers: linear layers, and gate and up under SiLU.
 //!
 //! Such sums differ from one instruction set to the other in their last bits. So unlike in [`epilogue`](super), what is made of
 //! them may, too: multiplications and additions are fused, and the exponential is [`vmath::silu`]'s.
@@ -23,7 +23,7 @@ pub(super) struct Factors {
 /// Rows of a tile.
 pub(crate) struct Finish<'a> {
     /// Sums.
-    rows: &'a [[f32; TILE_COLS]],
+    rows: &'a mut [[f32; TILE_COLS]],
     /// Whether they are gate and up, or else 32 features of a linear layer.
     is_gated: bool,
     /// What both halves are multiplied by.
@@ -32,10 +32,8 @@ pub(crate) struct Finish<'a> {
     bias: [[f32; PANEL]; 2],
     /// Columns of C that there are.
     cols: usize,
-    /// Where values go, of floats.
-    c: &'a Destination<'a>,
-    /// The first of them.
-    place: Place,
+    /// A C of floats that values go to, and the place of the first of them. Otherwise they replace the sums.
+    c: Option<(&'a Destination<'a>, Place)>,
 }
 
 impl TileEpilogue {
@@ -57,10 +55,10 @@ impl TileEpilogue {
         Factors { op, alpha, bias }
     }
 
-    /// What turns the sums into values of C in one pass, if that can be.
+    /// What turns the sums into values of C in one pass, if that can be. It writes them to C if that is of floats.
     pub(crate) fn finish<'a>(
         &self,
-        tile: &'a Tile<'_>,
+        tile: &'a mut Tile<'_>,
         weights: &PackedGateUp,
         a_scale: f64,
         (c, n): (&'a Destination<'a>, usize),
@@ -69,14 +67,15 @@ impl TileEpilogue {
         let (is_gated, alpha) = (op == Operation::GateUp, alpha.map(|alpha| alpha as f32));
         let is_known = !is_gated || self.is_silu && !self.round_to_bf16;
         let fits = alpha.iter().all(|alpha| alpha.is_normal());
-        (tile.of_bf16 && is_known && fits && c.is_of_floats()).then(|| Finish {
-            rows: &tile.sums.as_chunks().0[..tile.rows.rows],
+        let place = || (c, c.place(tile.rows.first_row, tile.first_col, n));
+        let c = c.is_of_floats().then(place);
+        (tile.of_bf16 && is_known && fits).then(|| Finish {
+            rows: &mut tile.sums.as_chunks_mut().0[..tile.rows.rows],
             is_gated,
             alpha,
             bias: bias.map(Option::unwrap_or_default),
             cols: tile.cols,
             c,
-            place: c.place(tile.rows.first_row, tile.first_col, n),
         })
     }
 }
@@ -87,8 +86,7 @@ impl Work for Finish<'_> {
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
         let Self { alpha: [left_alpha, right_alpha], bias: [left_bias, right_bias], .. } = self;
-        for (row, sums) in self.rows.iter().enumerate() {
-            let at = self.place.at(row);
+        for (row, sums) in self.rows.iter_mut().enumerate() {
             let [left, right]: [[f32; PANEL]; 2] = bytemuck::cast(*sums);
             let left = lanes::zip(&left, &left_bias, |sum, bias| sum.mul_add(left_alpha, bias));
             let right = lanes::zip(&right, &right_bias, |sum, bias| sum.mul_add(right_alpha, bias));
@@ -97,23 +95,27 @@ impl Work for Finish<'_> {
             } else {
                 lanes::map(&left, canonical)
             };
-            self.write(at, &first, self.cols.min(PANEL));
+            let second = lanes::map(&right, canonical);
+            let Some((c, place)) = &self.c else {
+                *sums = bytemuck::cast([first, second]);
+                continue;
+            };
+            let at = place.at(row);
+            write(c, at, &first, self.cols.min(PANEL));
             if self.cols > PANEL {
-                self.write(at + PANEL, &lanes::map(&right, canonical), self.cols - PANEL);
+                write(c, at + PANEL, &second, self.cols - PANEL);
             }
         }
     }
 }
 
-impl Finish<'_> {
-    /// Writes some of 16 values.
-    #[inline(always)]
-    fn write(&self, at: usize, values: &[f32; PANEL], cols: usize) {
-        // SAFETY: the schedule makes each element of C part of one tile and stores each tile once.
-        unsafe {
-            // A whole panel has a length that the compiler knows.
-            if cols == PANEL { self.c.write(at, values) } else { self.c.write(at, &values[..cols]) }
-        }
+/// Writes some of 16 values.
+#[inline(always)]
+fn write(c: &Destination<'_>, at: usize, values: &[f32; PANEL], cols: usize) {
+    // SAFETY: the schedule makes each element of C part of one tile and stores each tile once.
+    unsafe {
+        // A whole panel has a length that the compiler knows.
+        if cols == PANEL { c.write(at, values) } else { c.write(at, &values[..cols]) }
     }
 }
 
@@ -125,6 +127,7 @@ mod tests {
     use super::super::tests::{apply, sums, weights};
     use super::*;
     use crate::Isa;
+    use crate::output::Amax;
     use crate::threads::SharedSlice;
     use crate::tile::RowTile;
 
@@ -132,10 +135,16 @@ mod tests {
     fn finished(epilogue: &Epilogue, weights: &PackedGateUp, cols: usize, of_bf16: bool) -> Option<Vec<f32>> {
         let (mut sums, mut c) = (sums(7), vec![f32::NAN; 7 * 16]);
         let rows = RowTile { group: 0, first_row: 0, rows: 7 };
-        let tile = Tile { rows, first_col: 0, cols, unit: 0.25, of_bf16, sums: &mut sums };
         let compiled = TileEpilogue::new(epilogue, Isa::best()).unwrap();
-        let to = &Destination::F32(SharedSlice::new(&mut c));
-        compiled.isa().dispatch(compiled.finish(&tile, weights, 1.0, (to, 16))?);
+        for to in [Destination::F32(SharedSlice::new(&mut c)), Destination::Amax(Amax::default())] {
+            let mut tile = Tile { rows, first_col: 0, cols, unit: 0.25, of_bf16, sums: &mut sums };
+            compiled.isa().dispatch(compiled.finish(&mut tile, weights, 1.0, (&to, 16))?);
+        }
+        let in_place = sums.chunks(TILE_COLS).flat_map(|row| &row[..cols]);
+        assert!(
+            c.chunks(16).flat_map(|row| &row[..cols]).eq(in_place),
+            "values of a C that is not of floats"
+        );
         Some(c)
     }
 

@@ -397,9 +397,11 @@ fn more_rows_than_are_prepared_at_a_time_are_each_right() {
             let want = reference(&desc.epilogue, &a, range.clone(), &pairs[i % 2]);
             let distance = Comparison::new(got, &want, n).unwrap();
             assert!(distance.rel_l2 < 1e-6, "{a_format}: {distance:?}");
-            // Sums over floats take an order that depends on how many rows there are.
+            // Sums over floats take an order that depends on how many rows there are, and rows that are too few for tiles of AMX
+            // become C in steps that round more often.
+            let exact = a_format == AFormat::Nvfp4 && Isa::best() != Isa::AmxBf16;
             let mut alone = vec![-7.5f32; m * n];
-            for first in range.clone().step_by(64).filter(|_| a_format == AFormat::Nvfp4) {
+            for first in range.clone().step_by(64).filter(|_| exact) {
                 let rows = (range.end - first).min(64);
                 let group = Group { first_row: first, rows, weights: &packed[i % 2] };
                 gemm(&desc, Isa::best()).run(&a, &[group], OutputMut::F32(&mut alone)).unwrap();
