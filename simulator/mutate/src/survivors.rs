@@ -16,7 +16,7 @@ pub struct Row {
     pub mutation: String,
     /// The text of the mutant, [`Mutant::text`].
     pub text: String,
-    /// Why it is harmless, in the list's words; or `open: `, and what is not known.
+    /// Why it is harmless, in the list's words; or `open: `, and what is not known; or `never: `, and why nothing executes it.
     pub why: String,
 }
 
@@ -24,6 +24,11 @@ impl Row {
     /// Whether the mutant is known to survive and not known to be harmless.
     pub fn is_open(&self) -> bool {
         self.why.starts_with("open: ")
+    }
+
+    /// Whether this is about mutants that nothing executes, and not about survivors.
+    fn is_never_reached(&self) -> bool {
+        self.why.starts_with("never: ")
     }
 }
 
@@ -83,11 +88,15 @@ impl Survivors {
         &self.rows
     }
 
-    /// The number of the first line, of [`rows`](Self::rows), that explains a mutant of this kernel.
-    pub fn explains(&self, kernel: &str, mutant: &Mutant) -> Option<usize> {
+    /// The number of the first line, of [`rows`](Self::rows), that explains why a mutant of this kernel survives, or why nothing
+    /// executes it.
+    pub fn explains(&self, kernel: &str, mutant: &Mutant, is_reached: bool) -> Option<usize> {
         let (kind, text) = (mutant.kind.to_string(), without_numbers(&mutant.text));
         self.rows.iter().position(|row| {
-            is_like(kernel, &row.kernel) && is_like(&kind, &row.mutation) && is_like(&text, &row.text)
+            row.is_never_reached() != is_reached
+                && is_like(kernel, &row.kernel)
+                && is_like(&kind, &row.mutation)
+                && is_like(&text, &row.text)
         })
     }
 }

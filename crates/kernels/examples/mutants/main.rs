@@ -5,7 +5,7 @@
 //! cargo run --release -p dualgemm-kernels --example mutants -- --all sm90a      # of those whose name has this
 //! cargo run --release -p dualgemm-kernels --example mutants -- --every 10       # every tenth
 //! ```
-//! It ends with exit code 1 if a mutant survives that the list does not explain, or nothing executes what it changes, or a
+//! It ends with exit code 1 if a mutant survives, or nothing executes what it changes, and the list does not explain it, or if a
 //! line of the list explains none of all. `--verbose` says what became of each.
 
 mod cases;
@@ -63,8 +63,9 @@ fn run(case: &Case, survivors: &Survivors, every: usize, summary: &mut Summary, 
         let line = format!("{}\t{}\tline {}: {}", case.name, mutant.kind, mutant.line, mutant.text);
         say(&format!("{at}/{} {:.0?}\t{line}\t{fate}", sample.len(), start.elapsed()));
         let row = match fate {
-            Fate::Survived => survivors.explains(&case.name, mutant),
-            Fate::NotReached => None,
+            Fate::Survived | Fate::NotReached => {
+                survivors.explains(&case.name, mutant, fate == Fate::Survived)
+            }
             _ => continue,
         };
         match row {

@@ -338,22 +338,19 @@ fn store(
     let values: Vec<_> = s.iter().map(|s| cx.w.regs.r64(*s, m)).collect();
     cx.defined()?;
     let width = ty.bytes() as usize;
-    let mut work = Vec::new();
     for l in lanes(m) {
         let total = width * values.len();
         cx.aligned_to(to.space, dst[l], total as u64, l)?;
-        let signal = locate(barrier.space, barriers[l]).map_err(|f| f.lane(l as u32))?;
+        let (rank, offset) = locate(barrier.space, barriers[l]).map_err(|f| f.lane(l as u32))?;
         let bytes: Vec<u8> = values.iter().flat_map(|v| v[l].to_le_bytes()[..width].to_vec()).collect();
-        work.push((l, place(to.space, dst[l]), signal, bytes));
-    }
-    let agent = cx.agent();
-    cx.cl.later(agent, move |cl, me| {
-        for (l, at, (rank, offset), bytes) in work {
+        let at = place(to.space, dst[l]);
+        // Each lane's bytes arrive by themselves, so that a barrier that expects too few of them is told.
+        let agent = cx.agent_of(1 << l);
+        cx.cl.later(agent, move |cl, me| {
             cl.async_reduce(at, &bytes, reduce, me).map_err(|f| f.lane(l as u32))?;
-            cl.complete_tx(rank, offset, bytes.len() as u32, me).map_err(|f| f.lane(l as u32))?;
-        }
-        Ok(())
-    });
+            cl.complete_tx(rank, offset, bytes.len() as u32, me).map_err(|f| f.lane(l as u32))
+        });
+    }
     Ok(())
 }
 
