@@ -37,8 +37,6 @@ pub(crate) struct Pass {
     pub(crate) sums: *mut f32,
     /// Whether the products are added to the sums, and do not overwrite them.
     pub(crate) add: bool,
-    /// Whether each step asks for the rows of the next one.
-    pub(crate) fetch: bool,
 }
 
 /// The tile registers of a thread.
@@ -49,11 +47,11 @@ pub(crate) trait Unit {
     /// The machine has the unit, and the system permits its use.
     unsafe fn new() -> Self;
 
-    /// Multiplies.
+    /// Multiplies. `fetch` is whether each step of hardware asks for the rows of the next one.
     ///
     /// # Safety
     /// The pointers are valid for the steps and rows of the pass, which has as many rows as it says it may.
-    unsafe fn pass(&mut self, pass: &Pass);
+    unsafe fn pass(&mut self, pass: &Pass, fetch: bool);
 }
 
 /// The tiles that kernels may use.
@@ -98,7 +96,7 @@ impl Unit for Vectors {
         Self
     }
 
-    unsafe fn pass(&mut self, pass: &Pass) {
+    unsafe fn pass(&mut self, pass: &Pass, _: bool) {
         // SAFETY: the caller of `new` vouched for the instructions, and the caller of this for the pointers.
         unsafe { multiply_group(pass) };
     }
@@ -168,7 +166,7 @@ mod hardware {
     /// A pass with these registers for the sums of gate and up, and for A.
     macro_rules! multiply {
         ($pass:ident, $gate:literal $up:literal $a:literal, $fetch:expr) => {{
-            let &Pass { a, rows, b, steps, sums, add, .. } = $pass;
+            let &Pass { a, rows, b, steps, sums, add } = $pass;
             asm!(
                 "test {add}, {add}",
                 "jz 2f",
@@ -235,12 +233,12 @@ mod hardware {
         // zero between passes: else the three for groups that are not full, which save a change of rows for each block of K, cost more
         // than they save. Where a step fetches the lines of A that the next one reads from the second-level cache, a long K takes 5 % less time, and
         // a short one 10 % more.
-        unsafe fn pass(&mut self, pass: &Pass) {
+        unsafe fn pass(&mut self, pass: &Pass, fetch: bool) {
             self.configure(pass.rows);
             // SAFETY: the caller vouches for what is read and written: tiles have 64 bytes in each of their rows. Registers are zero
             // before and after a block, as configuring them makes them. A step of B is two tiles of 1024 bytes.
             unsafe {
-                match (pass.rows == TILE_ROWS, pass.fetch) {
+                match (pass.rows == TILE_ROWS, fetch) {
                     (true, true) => multiply!(pass, "tmm0" "tmm1" "tmm2", fetch_next!()),
                     (true, false) => multiply!(pass, "tmm0" "tmm1" "tmm2", ""),
                     (false, _) => multiply!(pass, "tmm4" "tmm5" "tmm6", fetch_next!()),
@@ -291,8 +289,8 @@ mod emulated {
             Self
         }
 
-        unsafe fn pass(&mut self, pass: &Pass) {
-            let Pass { a, rows, b, steps, sums, add, .. } = *pass;
+        unsafe fn pass(&mut self, pass: &Pass, _: bool) {
+            let Pass { a, rows, b, steps, sums, add } = *pass;
             assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows of a tile");
             for (step, row) in (0..steps).flat_map(|step| (0..rows).map(move |row| (step, row))) {
                 for column in 0..TILE_COLS {

@@ -403,7 +403,7 @@ impl Group {
         for (q, sums) in self.q.iter().zip(self.scores[panel].as_chunks_mut::<TILE_SUMS>().0) {
             let (a, rows, steps, sums) = (q.as_ptr().cast(), TILE_ROWS, dim / TILE_K, sums.as_mut_ptr());
             // SAFETY: the caller vouches for the unit and the keys, and queries have as many steps as features.
-            unsafe { unit.pass(&Pass { a, rows, b, steps, sums, add: false, fetch: false }) };
+            unsafe { unit.pass(&Pass { a, rows, b, steps, sums, add: false }, false) };
         }
     }
 
@@ -419,7 +419,7 @@ impl Group {
             for (weights, sums) in self.weights.iter().zip(sums.as_chunks_mut::<TILE_SUMS>().0) {
                 let (a, rows, steps, sums) = (weights.as_ptr().cast(), TILE_ROWS, panels, sums.as_mut_ptr());
                 // SAFETY: the caller vouches for the unit, and weights and values have so many steps.
-                unsafe { unit.pass(&Pass { a, rows, b, steps, sums, add, fetch: false }) };
+                unsafe { unit.pass(&Pass { a, rows, b, steps, sums, add }, false) };
             }
         }
     }

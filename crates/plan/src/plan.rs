@@ -263,6 +263,7 @@ mod tests {
         let linear = |m, n, k| DualGemmDesc::linear(m, n, k, AFormat::Bf16, BlockFormat::Nvfp4);
         for (desc, groups, strategy, want) in [
             (desc(64, 2048, 7168), 1, "decode", "64x64_b3_s6_kg3_split2"),
+            (desc(256, 3072, 4096), 1, "fused", "192x128_b1_s7_kg1_split2"),
             (desc(512, 14336, 4096), 1, "waves", "128x128_b2_s4_kg1"),
             (linear(1, 4096, 14336), 1, "warpwise", "16x2_kg16_s2"),
             (linear(64, 7168, 4096), 1, "decode", "64x64_b3_s6_kg3"),

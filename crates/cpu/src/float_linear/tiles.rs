@@ -46,9 +46,7 @@ impl Multiply<'_> {
                     let a = weights[group * steps * TILE_ROWS..].as_ptr().cast();
                     let sums = sums[group * TILE_ROWS * TILE_COLS..].as_mut_ptr();
                     // SAFETY: a block has so many steps of A and of each group of weights, and 32 sums of each feature.
-                    unsafe {
-                        unit.pass(&Pass { a, rows: TILE_ROWS, b, steps, sums, add: first > 0, fetch: true })
-                    };
+                    unsafe { unit.pass(&Pass { a, rows: TILE_ROWS, b, steps, sums, add: first > 0 }, true) };
                 }
             }
         }

@@ -355,7 +355,7 @@ impl Block {
                     let a = a.add((first * terms + term * of_group) * len);
                     let sums = sums.add((first - rows.start) * TILE_COLS);
                     let (steps, add) = (len / TILE_K, add || term > 0);
-                    unit.pass(&Pass { a, rows: of_group, b: weights, steps, sums, add, fetch: !whole });
+                    unit.pass(&Pass { a, rows: of_group, b: weights, steps, sums, add }, !whole);
                 }
             }
         }
