@@ -245,7 +245,7 @@ fn signals_leave_nothing_behind() {
     let mut hits = 0;
     for signal in ["TERM", "INT", "HUP"].into_iter().cycle().take(300) {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin("dualgemm"));
-        let args = ["quantize", arg(&from), arg(&out), "--producer", "modelopt", "--search", "mse"];
+        let args = ["quantize", arg(&from), arg(&out), "--producer", "modelopt"];
         let mut child = command.args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         while names(dir.path()).is_empty() && child.try_wait().unwrap().is_none() {
             std::thread::sleep(std::time::Duration::from_millis(1));
