@@ -1,11 +1,11 @@
 """A plugin for vLLM: ``vllm serve MODEL --quantization dualgemm`` computes the linear layers, MLPs and mixtures of experts of
-NVFP4 checkpoints of ModelOpt, gate, up and activation in one kernel.
+NVFP4 checkpoints of ModelOpt and llm-compressor, gate, up and activation in one kernel.
 
 vLLM calls :func:`register` in each of its processes, through the entry point ``vllm.general_plugins``. Its parts:
 
-- a quantization method ``dualgemm``, which is vLLM's own for ModelOpt's NVFP4 but for what becomes of weights once they are
-  loaded: :func:`linear_method` and :func:`experts_method` pack them. vLLM has sharded them by then, so each rank packs its
-  own. Merged layers keep a tensor scale for each part;
+- a quantization method ``dualgemm``, which is vLLM's own for ModelOpt or compressed-tensors but for what becomes of weights in
+  NVFP4 once they are loaded: :func:`linear_method` and :func:`experts_method` pack them. vLLM has sharded them by then, so
+  each rank packs its own. Merged layers keep a tensor scale for each part;
 - an ``__init__`` for the MLPs of :data:`MLPS` and those derived from them, which puts an :class:`Activation` where the
   activation was: it hands on what has been activated already. Their ``forward`` stays as it is.
 
@@ -71,21 +71,38 @@ class Activation(torch.nn.Module):
         return x if hasattr(self.gate_up[0], "dualgemm") else self.act_fn(x)
 
 
-def is_nvfp4(layer):
-    """Whether a loaded linear layer is in ModelOpt's NVFP4. Its parameters, whose names are the checkpoint's, tell; the
-    classes of vLLM's methods have other names in every version."""
-    dtypes = [getattr(getattr(layer, name, None), "dtype", None) for name in ("weight", "weight_scale")]
-    return dtypes == [torch.uint8, torch.float8_e4m3fn] and hasattr(layer, "weight_scale_2")
+def nvfp4(layer, part=""):
+    """Codes, block scales, tensor scales and input scales (or None) of a loaded layer in NVFP4, or of its ``part`` ("w13_",
+    "w2_"); None in another format. Its parameters, whose names are the checkpoint's, tell; the classes of vLLM's methods have
+    other names in every version. compressed-tensors stores tensor scales to divide by."""
+    find = lambda name: getattr(layer, part + name, None)
+    weight, scale = find("weight"), find("weight_scale")
+    codes = find("weight_packed") if weight is None else weight
+    if [getattr(x, "dtype", None) for x in (codes, scale)] != [torch.uint8, torch.float8_e4m3fn]:
+        return None
+    if weight is None:
+        inverse = lambda divisors: None if divisors is None else 1 / divisors.data
+        return codes, scale, inverse(find("weight_global_scale")), inverse(find("input_global_scale"))
+    return None if find("weight_scale_2") is None else (codes, scale, find("weight_scale_2"), find("input_scale"))
 
 
-def reads_floats(method):
-    """Whether a method is weight-only, so that an input scale that a checkpoint may have is not to be used."""
+def delete(layer, part=""):
+    """Frees what :func:`nvfp4` reads."""
+    modelopt = "weight", "weight_scale", "weight_scale_2", "input_scale"
+    compressed = "weight_packed", "weight_global_scale", "input_global_scale"
+    for name in modelopt + compressed:
+        if hasattr(layer, part + name):
+            delattr(layer, part + name)
+
+
+def reads_floats(method, layer):
+    """Whether a layer is weight-only, so that an input scale that a checkpoint may have is not to be used."""
     spec = getattr(method, "spec", None)
-    weight_only = "W4A16" in type(method).__name__ or getattr(method, "use_a16", False)
-    return weight_only or (spec is not None and spec.activation is None)
+    use_a16 = any(getattr(x, "use_a16", False) for x in (method, getattr(layer, "scheme", None)))
+    return use_a16 or "W4A16" in type(method).__name__ or (spec is not None and spec.activation is None)
 
 
-def why_not_linear(layer, prefix):
+def why_not_linear(layer, prefix, device):
     """Why a linear layer in NVFP4 is left to vLLM, None if it is not."""
     if prefix.rpartition(".")[2] == "kv_b_proj":
         return "attention reads the weights of kv_b_proj"
@@ -93,10 +110,10 @@ def why_not_linear(layer, prefix):
         return "a table of embeddings or an output head"
     if getattr(layer, "is_bmm", False) or getattr(layer, "_retain_weight_for_gather", False):
         return "the model reads their weights"
-    return unsupported(layer.weight.device) if layer.weight.is_cuda else None
+    return unsupported(device) if device.type == "cuda" else None
 
 
-def why_not_experts(method, layer):
+def why_not_experts(method, layer, device):
     """Why a mixture in NVFP4 is left to vLLM, None if it is not."""
     activation = getattr(layer.activation, "value", layer.activation)
     parallel = getattr(layer.moe_config, "moe_parallel_config", None)
@@ -113,7 +130,7 @@ def why_not_experts(method, layer):
     for name, alone in spread.items():
         if getattr(parallel, name, alone) != alone:
             return f"{name} is {getattr(parallel, name)}"
-    return unsupported(layer.w13_weight.device) if layer.w13_weight.is_cuda else None
+    return unsupported(device) if device.type == "cuda" else None
 
 
 def _changed(method, cls):
@@ -124,12 +141,6 @@ def _changed(method, cls):
     return changed
 
 
-def _delete(layer, *names):
-    for name in names:
-        if hasattr(layer, name):
-            delattr(layer, name)
-
-
 def linear_method(method, prefix):
     """Turns vLLM's method of a linear layer into one that packs the weights once they are loaded, with the activation where
     the layer is gate and up of an MLP with an :class:`Activation`. Creating and loading them stays as it is; layers in other
@@ -137,28 +148,29 @@ def linear_method(method, prefix):
 
     class Packed(type(method)):
         def process_weights_after_loading(self, layer):
-            if not is_nvfp4(layer):
+            stored = nvfp4(layer)
+            if stored is None:
                 return super().process_weights_after_loading(layer)
-            activates = hasattr(layer, "dualgemm_activation")
-            why = None if activates else why_not_linear(layer, prefix)
-            say("gate, up and activation of MLPs" if activates else "linear layers", prefix, layer.weight.device, why)
+            device, activates = stored[0].device, hasattr(layer, "dualgemm_activation")
+            why = None if activates else why_not_linear(layer, prefix, device)
+            say("gate, up and activation of MLPs" if activates else "linear layers", prefix, device, why)
             if why:
                 return super().process_weights_after_loading(layer)
-            static = None if reads_floats(method) else layer.input_scale
-            parts = layer.weight, layer.weight_scale, layer.weight_scale_2, static
+            *parts, static = stored
+            static = None if reads_floats(method, layer) else static
             # vLLM keeps compiled graphs on disk, with these numbers in them: they must be the same in every process.
             if activates:
-                weights = pack(*parts, getattr(layer, "bias", None))
+                weights = pack(*parts, static, getattr(layer, "bias", None))
                 quantize_a = _torch.quantize_a_text(None if weights.input_scale is None else "static")
                 layer.dualgemm_call = _torch.handle(weights, name=prefix), weights.shape[0], quantize_a
             else:
-                weights = pack_linear(*parts, getattr(layer, "logical_widths", None))
+                weights = pack_linear(*parts, static, getattr(layer, "logical_widths", None))
                 quantize_a = _torch.quantize_a_text(None if static is None else "static")
                 layer.dualgemm_calls = [
                     (_torch.handle(w, name=f"{prefix}.{part}"), w.shape[0], quantize_a) for part, w in enumerate(weights)
                 ]
             layer.dualgemm = weights
-            _delete(layer, "weight", "weight_scale", "weight_scale_2", "input_scale")
+            delete(layer)
 
         def apply(self, layer, x, bias=None):
             if hasattr(layer, "dualgemm_call"):
@@ -182,19 +194,21 @@ def experts_method(method, prefix):
 
     class Packed(type(method)):
         def process_weights_after_loading(self, layer):
-            if layer.w13_weight.dtype != torch.uint8 or layer.w13_weight_scale.dtype != torch.float8_e4m3fn:
+            w13, w2 = nvfp4(layer, "w13_"), nvfp4(layer, "w2_")
+            if w13 is None or w2 is None:
                 return super().process_weights_after_loading(layer)
-            device, why = layer.w13_weight.device, why_not_experts(method, layer)
+            device = w13[0].device
+            why = why_not_experts(method, layer, device)
             say("mixtures of experts", prefix, device, why)
             if why:
                 return super().process_weights_after_loading(layer)
             # Mixtures on a GPU take activations in 16 bits.
-            static = not (reads_floats(method) or layer.w13_weight.is_cuda)
-            layer.dualgemm = weights = pack_experts(layer, static)
+            static = not (reads_floats(method, layer) or device.type == "cuda")
+            layer.dualgemm = weights = pack_experts(layer, w13, w2, static)
             how = (_torch.quantize_a_text("static" if static else None),) * 2
             layer.dualgemm_call = _torch.handle(weights, name=prefix), weights.shape[0], how
-            parts = ("weight", "weight_scale", "weight_scale_2", "input_scale")
-            _delete(layer, *(f"{of}_{part}" for of in ("w13", "w2") for part in parts))
+            delete(layer, "w13_")
+            delete(layer, "w2_")
 
         def get_fused_moe_quant_config(self, layer):
             return None if hasattr(layer, "dualgemm") else super().get_fused_moe_quant_config(layer)
@@ -242,19 +256,18 @@ def pack_linear(weight, scale, scale_2, input_scale=None, widths=None):
     ]
 
 
-def pack_experts(layer, static):
+def pack_experts(layer, w13, w2, static):
     """The routed experts of a layer that are here, as vLLM numbers them; with the largest input scales if ``static``."""
     scales = {}
     if static:
-        largest = float(layer.w13_input_scale.max()), float(layer.w2_input_scale.max())
-        scales = dict(zip(("input_scale", "down_input_scale"), largest))
+        scales = {"input_scale": float(w13[3].max()), "down_input_scale": float(w2[3].max())}
     experts = []
-    for e, pair in enumerate(layer.w13_weight_scale_2.tolist()):
-        gate, up = _halves(layer.w13_weight[e], layer.w13_weight_scale[e], pair)
-        down = Quantized(layer.w2_weight.data[e], layer.w2_weight_scale.data[e], float(layer.w2_weight_scale_2[e]))
+    for codes, blocks, pair, down, down_blocks, down_scale in zip(*w13[:3], *w2[:3]):
+        gate, up = _halves(codes, blocks, pair.tolist())
+        down = Quantized(down.data, down_blocks.data, float(down_scale))
         experts.append({"gate": gate, "up": up, "down": down, **scales})
     activation = ACTIVATIONS[getattr(layer.activation, "value", layer.activation)]
-    device = layer.w13_weight.device if layer.w13_weight.is_cuda else None
+    device = w13[0].device if w13[0].is_cuda else None
     return Experts.from_tensors(experts, activation=activation, device=device)
 
 
@@ -271,10 +284,11 @@ def changed_init(init):
     return changed
 
 
-def quantization_config(base):
-    """The quantization method: vLLM's class for ModelOpt's NVFP4, whose methods pack weights."""
+def quantization_config(modelopt, compressed):
+    """The quantization method: vLLM's classes for ModelOpt's NVFP4 and for compressed-tensors, whose methods pack weights. Which
+    one is for a checkpoint, its configuration tells."""
 
-    class DualGemmConfig(base):
+    class Packing:
         @classmethod
         def get_name(cls):
             return NAME
@@ -287,11 +301,21 @@ def quantization_config(base):
         def get_quant_method(self, layer, prefix):
             method = super().get_quant_method(layer, prefix)
             name = type(method).__name__
-            if "FusedMoE" in name and "Unquantized" not in name:
+            if "Unquantized" in name:
+                return method
+            if "MoE" in name:
                 return experts_method(method, prefix)
-            if "LinearMethod" in name and "Unquantized" not in name:
-                return linear_method(method, prefix)
-            return method
+            return linear_method(method, prefix) if "LinearMethod" in name else method
+
+    class Compressed(Packing, compressed):
+        pass
+
+    class DualGemmConfig(Packing, modelopt):
+        @classmethod
+        def from_config(cls, config):
+            if config.get("quant_method") == "compressed-tensors":
+                return Compressed.from_config(config)
+            return super().from_config(config)
 
     return DualGemmConfig
 
@@ -299,12 +323,13 @@ def quantization_config(base):
 def register():
     """Registers the method and changes the MLPs. vLLM calls it more than once; the second time does nothing."""
     from vllm.model_executor.layers.quantization import register_quantization_config
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
     from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 
     if getattr(ModelOptNvFp4Config, "dualgemm", False):
         return
     ModelOptNvFp4Config.dualgemm = True
-    register_quantization_config(NAME)(quantization_config(ModelOptNvFp4Config))
+    register_quantization_config(NAME)(quantization_config(ModelOptNvFp4Config, CompressedTensorsConfig))
     for module, name in MLPS:
         try:
             mlp = getattr(importlib.import_module(module), name)

@@ -1,5 +1,5 @@
 """vLLM itself, on one rank of the processor: models that ``quantize_model`` wrote, loaded by vLLM's own loader, with its own
-classes for compressed-tensors and with the plugin for ModelOpt. Skipped, visibly, where vLLM is not installed; 0.33.0 was tried,
+classes for compressed-tensors and with the plugin. Skipped, visibly, where vLLM is not installed; 0.33.0 was tried,
 its wheel for CUDA without most of what it depends on (docs/python.md)."""
 
 import gc
@@ -133,9 +133,10 @@ def test_vllm_loads_compressed_tensors_as_they_were_written_close(loaded, config
     assert not [text for text in warned if "weight" in text and "scale" in text]
 
 
+@pytest.mark.parametrize("producer", ["modelopt", "compressed-tensors"])
 @pytest.mark.parametrize("config", [llama, qwen2, qwen3_moe])
-def test_the_plugin_computes_models_that_vllm_loads_close(loaded, config):
-    model, state = loaded(config(), "modelopt", "dualgemm")
+def test_the_plugin_computes_models_that_vllm_loads_close(loaded, config, producer):
+    model, state = loaded(config(), producer, "dualgemm")
     found = dict(linears(model))
     assert len(found) == (6 if config is qwen3_moe else 8)
     for name, layer in found.items():

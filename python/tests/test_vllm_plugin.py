@@ -73,6 +73,21 @@ class ModelOptNvFp4Config:
         return None if "norm" in prefix else ModelOptLinearMethod(self.activation)
 
 
+class CompressedTensorsLinearMethod(ModelOptLinearMethod):
+    def __init__(self):
+        self.quantization_config = None
+
+
+class CompressedTensorsConfig:
+    @classmethod
+    def from_config(cls, config):
+        return cls()
+
+    def get_quant_method(self, layer, prefix):
+        layer.scheme = types.SimpleNamespace(use_a16="W4A16" in prefix)
+        return CompressedTensorsLinearMethod()
+
+
 class Linear(torch.nn.Module):
     def __init__(self, config, prefix):
         super().__init__()
@@ -105,6 +120,9 @@ def vllm(monkeypatch):
         "vllm.model_executor.layers.quantization": {"register_quantization_config": register_quantization_config},
         "vllm.model_executor.layers.quantization.modelopt": {
             "ModelOptNvFp4Config": type("ModelOptNvFp4Config", (ModelOptNvFp4Config,), {})
+        },
+        "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors": {
+            "CompressedTensorsConfig": type("CompressedTensorsConfig", (CompressedTensorsConfig,), {})
         },
         "vllm.model_executor.models.llama": {"LlamaMLP": type("LlamaMLP", (LlamaMLP,), {})},
     }
@@ -246,6 +264,25 @@ def test_linear_layers_keep_a_tensor_scale_for_each_part_exact(vllm, pair, activ
     assert torch.equal(layer(x)[0], dualgemm.linear(x, weights, quantize_a=quantize_a))
     assert log("INFO") == ["dualgemm computes linear layers on cpu"]
     assert log("DEBUG")[0] == f"{activation}.qkv_proj: dualgemm computes linear layers on cpu"
+
+
+@pytest.mark.parametrize("scheme", ["W4A4", "W4A16"])
+def test_compressed_tensors_are_read_by_their_names_exact(vllm, pair, scheme):
+    layer = Linear(vllm.config.from_config({"quant_method": "compressed-tensors"}), f"{scheme}.qkv_proj")
+    layer.logical_widths = [N, N]
+    layer.weight_packed = parameter(torch.cat([q.codes for q in pair]))
+    layer.weight_scale = parameter(torch.cat([q.scales.view(torch.uint8) for q in pair]).view(torch.float8_e4m3fn))
+    # Their tensor scales divide, and the input's are there for activations in 4 bits only.
+    layer.weight_global_scale = parameter(torch.tensor([256.0, 32.0]))
+    if scheme == "W4A4":
+        layer.input_global_scale = parameter(torch.tensor([64.0, 128.0]))
+    layer.quant_method.process_weights_after_loading(layer)
+    assert not list(layer.parameters()) and not hasattr(layer, "processed")
+    x = torch.randn(5, K).bfloat16()
+    parts = [dualgemm.Quantized(q.codes, q.scales, scale) for q, scale in zip(pair, (1 / 256, 1 / 32))]
+    quantize_a = 1 / 64 if scheme == "W4A4" else None
+    want = torch.cat([dualgemm.linear(x, dualgemm.Linear.from_tensors(q), quantize_a=quantize_a) for q in parts], -1)
+    assert torch.equal(layer(x)[0], want)
 
 
 E = 4
