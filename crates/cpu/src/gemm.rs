@@ -182,12 +182,15 @@ impl CpuGemm {
         for (Product { gemm, c, .. }, groups) in products.iter_mut().zip(&groups) {
             let Self { workspace: of_this, epilogue, .. } = &mut **gemm;
             let (desc, c) = (of_this.plan().desc, std::mem::replace(c, OutputMut::F32(&mut [])));
-            of_this.check_groups(rows, groups)?;
+            of_this.check(&input, groups)?;
             let (c, _) = Destination::new(desc.out, c, rows, desc.n, None)?;
             jobs.push(Job { groups, sink: OutputSink { epilogue, groups, a_scale: 1.0, n: desc.n, c } });
             workspace.get_or_insert(of_this);
         }
-        workspace.map_or(Ok(()), |workspace| workspace.multiply_floats(&input, &jobs))
+        if let Some(workspace) = workspace {
+            workspace.run(&input, GlobalScale::ONE, &jobs);
+        }
+        Ok(())
     }
 }
 

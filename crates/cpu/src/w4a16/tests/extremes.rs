@@ -1,6 +1,6 @@
 //! The largest and the smallest factors of each format against f64: they obey the same bounds as others.
 
-use super::super::SPAN_K;
+use super::super::preparation::SPAN_K;
 use super::*;
 
 /// Numbers of rows for each way to multiply: one, few, and groups of many.
