@@ -211,7 +211,7 @@ impl<'py> Quantized<'py> {
             None => Cow::Owned(self.scales.gather(name)?),
         };
         let matrix = QuantizedMatrix::strided(
-            name,
+            name.to_owned(),
             self.format,
             rows,
             row_bytes * 2,

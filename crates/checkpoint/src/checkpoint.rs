@@ -255,7 +255,7 @@ impl Checkpoint {
         mlp.modules().any(|m| self.is_packed_module(m))
     }
 
-    fn mlp(&self, layer: usize, kind: MlpKind) -> Result<&Mlp, Error> {
+    pub(crate) fn mlp(&self, layer: usize, kind: MlpKind) -> Result<&Mlp, Error> {
         let file = || self.files.root().to_path_buf();
         let all: Vec<&Mlp> = self.index.mlps.iter().filter(|m| m.layer == layer).collect();
         if all.is_empty() {

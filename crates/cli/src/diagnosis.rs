@@ -187,7 +187,7 @@ fn rebuilt<'a>(
     let codes =
         codes.unwrap_or_else(|| (0..m.rows()).flat_map(|row| m.row_codes(row)).copied().collect::<Vec<u8>>());
     let (scales, layout) = scales.unwrap_or_else(|| (m.scales().to_vec(), m.scale_layout()));
-    QuantizedMatrix::new(m.name(), m.format(), m.rows(), m.k(), codes, scales, layout, global).ok()
+    QuantizedMatrix::new(m.name().to_owned(), m.format(), m.rows(), m.k(), codes, scales, layout, global).ok()
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ fn flipped(m: &QuantizedMatrix<'_>, row: usize, element: usize) -> QuantizedMatr
     let next = if code & 7 == 7 { code - 1 } else { code + 1 };
     *byte = *byte & !(15 << shift) | next << shift;
     QuantizedMatrix::new(
-        m.name(),
+        m.name().to_owned(),
         m.format(),
         m.rows(),
         m.k(),

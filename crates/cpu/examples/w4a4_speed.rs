@@ -9,7 +9,7 @@ use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, limit
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutputMut};
 
-fn matrix(name: &str, rows: usize, k: usize, seed: u64) -> QuantizedMatrix<'static> {
+fn matrix(name: &'static str, rows: usize, k: usize, seed: u64) -> QuantizedMatrix<'static> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

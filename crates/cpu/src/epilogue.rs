@@ -268,7 +268,7 @@ mod tests {
 
     /// Weights of `n` features, all zero: only their tensor scales and biases matter here.
     pub(super) fn weights(n: usize, scales: [GlobalScale; 2], bias: Option<[Vec<f32>; 2]>) -> PackedGateUp {
-        let half = |name: &str, scale| {
+        let half = |name: &'static str, scale| {
             let (codes, block_scales) = (vec![0; n * 8], vec![0; n]);
             let format = BlockFormat::Nvfp4;
             QuantizedMatrix::new(name, format, n, 16, codes, block_scales, ScaleLayout::Linear, scale)

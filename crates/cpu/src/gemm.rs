@@ -20,6 +20,8 @@ pub struct CpuGemm {
     epilogue: TileEpilogue,
     /// C in f32, if its tensor scale comes from its values and it is computed once.
     deferred: Aligned<f32>,
+    /// Room for the list of a run.
+    groups: Vec<Group<'static>>,
 }
 
 impl CpuGemm {
@@ -35,6 +37,7 @@ impl CpuGemm {
             workspace: Workspace::new(plan, max_groups)?,
             epilogue: TileEpilogue::new(&desc.epilogue, plan.isa)?,
             deferred: Aligned::try_zeroed(values).ok_or(Error::NoMemory { rows: plan.rows(), k: desc.k })?,
+            groups: Vec::with_capacity(max_groups.min(plan.rows())),
         })
     }
 
@@ -61,7 +64,7 @@ impl CpuGemm {
         c: OutputMut<'_>,
     ) -> Result<Option<GlobalScale>, Error> {
         let input = input.into();
-        let Self { workspace, epilogue, deferred } = self;
+        let Self { workspace, epilogue, deferred, .. } = self;
         let (out, n, threads) =
             (workspace.plan().desc.out, workspace.plan().desc.n, workspace.plan().threads);
         if input.rows() > workspace.plan().rows() {
@@ -89,6 +92,25 @@ impl CpuGemm {
             (Destination::Nvfp4(_, quantizer), _) => Some(quantizer.global_scale()),
             _ => None,
         })
+    }
+
+    /// As [`run`](Self::run), of groups that come one by one.
+    ///
+    /// # Errors
+    /// Those of the groups, and as there.
+    pub fn run_each<'a, 'g, E: From<Error>>(
+        &mut self,
+        input: impl Into<Input<'a>>,
+        groups: impl IntoIterator<Item = Result<Group<'g>, E>>,
+        c: OutputMut<'_>,
+    ) -> Result<Option<GlobalScale>, E> {
+        let mut list: Vec<Group<'g>> = std::mem::take(&mut self.groups);
+        let listed = groups.into_iter().try_for_each(|group| group.map(|group| list.push(group)));
+        let ran = listed.and_then(|()| Ok(self.run(input, &list, c)?));
+        list.clear();
+        // `Vec` keeps the memory where it has nothing else to do, and the groups of the next run live elsewhere.
+        self.groups = list.into_iter().map(|_| unreachable!("the list is empty")).collect();
+        ran
     }
 
     /// Computes what `next` multiplies, all rows with one pair of weights, and leaves it in the order in which `next` reads it, so that
@@ -160,12 +182,15 @@ impl CpuGemm {
         for (Product { gemm, c, .. }, groups) in products.iter_mut().zip(&groups) {
             let Self { workspace: of_this, epilogue, .. } = &mut **gemm;
             let (desc, c) = (of_this.plan().desc, std::mem::replace(c, OutputMut::F32(&mut [])));
-            of_this.check_groups(rows, groups)?;
+            of_this.check(&input, groups)?;
             let (c, _) = Destination::new(desc.out, c, rows, desc.n, None)?;
             jobs.push(Job { groups, sink: OutputSink { epilogue, groups, a_scale: 1.0, n: desc.n, c } });
             workspace.get_or_insert(of_this);
         }
-        workspace.map_or(Ok(()), |workspace| workspace.multiply_floats(&input, &jobs))
+        if let Some(workspace) = workspace {
+            workspace.run(&input, GlobalScale::ONE, &jobs);
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`isa`] | [`Isa`]: which kernels this machine can run |
 //! | [`pack`] | [`PackedGateUp`]: weights in kernel order, packed once |
-//! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 512 rows by 16 features, between kernel and epilogue |
+//! | [`tile`] | [`Tile`], [`TileSink`]: sums of up to 512 rows by 16 features, between kernel and epilogue |
 //! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
 //! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
 //! | [`limits`] | [`limits::Limits`]: the most that the machine can do, measured |
@@ -60,6 +60,6 @@ pub use isa::Isa;
 pub use pack::PackedGateUp;
 pub use plan::{CpuOptions, CpuPlan};
 pub use team::Team;
-pub use tile::{RowTile, Tile, TileKernel, TileSink};
+pub use tile::{RowTile, Tile, TileSink};
 pub use token::TokenLayer;
 pub use workspace::{Group, Input, Workspace};

@@ -179,7 +179,7 @@ fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
     // 8 KiB of sums, 4.6 KiB of weights, 12 KiB of activations per chunk pair: all in a first-level cache.
     const K: usize = 8 * CHUNK_K;
     const TILE_ROWS: usize = w4a4::TILE_ROWS;
-    let matrix = |name: &str, rows: usize| {
+    let matrix = |name: &'static str, rows: usize| {
         let (codes, scales) = (vec![0x25; rows * K / 2], vec![0x38; rows * K / CHUNK_K]);
         let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
         QuantizedMatrix::new(name, format, rows, K, codes, scales, layout, GlobalScale::ONE)

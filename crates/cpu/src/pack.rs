@@ -284,7 +284,7 @@ mod tests {
     use dualgemm_formats::ScaleLayout;
 
     fn weights(format: BlockFormat, n: usize, k: usize, seed: usize) -> GateUp<'static> {
-        let matrix = |name: &str, seed: usize, global| {
+        let matrix = |name: &'static str, seed: usize, global| {
             let codes: Vec<u8> = (0..n * k / 2).map(|i| (((i + seed) * 2_654_435_761) >> 13) as u8).collect();
             let scales: Vec<u8> =
                 (0..n * k / format.block_len()).map(|i| ((i + seed) * 37 % 127) as u8).collect();

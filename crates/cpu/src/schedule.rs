@@ -178,7 +178,7 @@ pub(crate) fn run<S: TileSink>(
         |(kernel, sums), items| {
             let Some(kernel) = kernel else { return };
             let (tile, part) = (tiles[items.start / panels / parts], items.start / panels % parts);
-            let of_bf16 = kernel.of_bf16(&tile);
+            let of_bf16 = kernel.bf16(&tile).is_some();
             let part = match of_bf16 {
                 true => part * of_part..tile.rows.min((part + 1) * of_part),
                 false if part == 0 => 0..tile.rows,
@@ -224,6 +224,7 @@ fn lock(sums: &TileSums) -> MutexGuard<'_, Aligned<f32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::w4a16::tiles::Bf16Tile;
 
     #[test]
     fn tiles_cover_every_row_once_and_are_even() {
@@ -260,20 +261,11 @@ mod tests {
     struct Nothing;
 
     impl TileKernel for Nothing {
-        fn multiply(
-            &self,
-            _: &RowTile,
-            _: Range<usize>,
-            _: &PackedGateUp,
-            _: Range<usize>,
-            _: &mut [f32],
-            _: impl FnMut(usize, Range<usize>, &mut [f32]),
-        ) {
+        fn bf16(&self, _: &RowTile) -> Option<Bf16Tile<'_>> {
+            None
         }
 
-        fn of_bf16(&self, _: &RowTile) -> bool {
-            false
-        }
+        fn multiply_whole(&self, _: &RowTile, _: &PackedGateUp, _: Range<usize>, _: &mut [f32]) {}
 
         fn sum_unit(&self, _: &PackedGateUp) -> f32 {
             1.0

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use crate::pack::{PANEL, PackedGateUp};
 use crate::threads;
+use crate::w4a16::tiles::Bf16Tile;
 
 /// Most rows that a tile may have. A plan's tiles have at most [`CpuPlan::tile_rows`](crate::CpuPlan::tile_rows).
 pub const MAX_TILE_ROWS: usize = 512;
@@ -66,7 +67,7 @@ pub struct Tile<'a> {
     pub first_col: usize,
     /// Columns that exist, 1 to 16, or to 32 in a linear layer; sums beyond them have no meaning.
     pub cols: usize,
-    /// The value that a sum of 1 stands for, without tensor scales: [`TileKernel::sum_unit`].
+    /// The value that a sum of 1 stands for, without tensor scales: a power of two.
     pub unit: f32,
     /// Whether bf16 were multiplied: such sums differ from one instruction set to the other, and so may what is made of them.
     pub of_bf16: bool,
@@ -75,8 +76,17 @@ pub struct Tile<'a> {
 }
 
 /// Computes tiles.
-pub trait TileKernel: Sync {
-    /// Multiplies some rows of a tile, which are all unless it is [`of_bf16`](Self::of_bf16), with some panels of `weights`. As soon
+pub(crate) trait TileKernel: Sync {
+    /// A of a tile that is multiplied as bf16. Its rows may be shared among threads, in parts that start at multiples of 16.
+    fn bf16(&self, tile: &RowTile) -> Option<Bf16Tile<'_>>;
+
+    /// Overwrites `sums`, `[panels][rows][32]`, with the products of a tile that is not, and some panels of `weights`.
+    fn multiply_whole(&self, tile: &RowTile, weights: &PackedGateUp, panels: Range<usize>, sums: &mut [f32]);
+
+    /// The value that a sum of 1 stands for: a power of two. Sinks multiply it into their alpha without loss.
+    fn sum_unit(&self, weights: &PackedGateUp) -> f32;
+
+    /// Multiplies some rows of a tile, which are all unless it is [`bf16`](Self::bf16), with some panels of `weights`. As soon
     /// as sums are complete, those of a panel and of all these rows or a part of them go to `done`: `[rows][32]`, in units of
     /// [`sum_unit`](Self::sum_unit), without tensor scales. They lie in `room`, which has room for all.
     fn multiply(
@@ -86,14 +96,19 @@ pub trait TileKernel: Sync {
         weights: &PackedGateUp,
         panels: Range<usize>,
         room: &mut [f32],
-        done: impl FnMut(usize, Range<usize>, &mut [f32]),
-    );
-
-    /// Whether the tile is multiplied as bf16. Then its rows may be shared among threads, in parts that start at multiples of 16.
-    fn of_bf16(&self, tile: &RowTile) -> bool;
-
-    /// The value that a sum of 1 stands for: a power of two. Sinks multiply it into their alpha without loss.
-    fn sum_unit(&self, weights: &PackedGateUp) -> f32;
+        mut done: impl FnMut(usize, Range<usize>, &mut [f32]),
+    ) {
+        let sums = &mut room[..panels.len() * rows.len() * TILE_COLS];
+        if let Some(a) = self.bf16(tile) {
+            let done = |panel, rows, sums: &mut [f32]| done(panels.start + panel, rows, sums);
+            return a.multiply(rows, weights, panels.clone(), sums, done);
+        }
+        assert_eq!(rows, 0..tile.rows, "a whole tile");
+        self.multiply_whole(tile, weights, panels.clone(), sums);
+        for (panel, sums) in panels.zip(sums.chunks_exact_mut(tile.rows * TILE_COLS)) {
+            done(panel, rows.clone(), sums);
+        }
+    }
 }
 
 /// A wave of rows of A that threads write in the order of a kernel, part by part.

@@ -145,69 +145,49 @@ impl Workspace {
         sink: impl FnOnce(GlobalScale) -> Result<S, Error>,
     ) -> Result<S, Error> {
         let input = input.into();
-        let Input { a, list } = input;
-        self.check_input(&input)?;
-        self.check_groups(input.rows(), groups)?;
-        let (threads, wave) = (self.plan.threads, wave_rows(self.plan.isa));
-        schedule::cut(groups.iter().map(Group::range), self.plan.tile_rows, &mut self.tiles);
-        let (sums, tiles) = (&self.sums, &self.tiles);
-        let scale = match a {
+        self.check(&input, groups)?;
+        let scale = match input.a {
             AOperand::Float(a) => {
-                let amax = &mut self.amax[..];
-                global_scale(self.plan.desc.quantize_a, a, &input, groups, threads, amax)
+                let (how, amax) = (self.plan.desc.quantize_a, &mut self.amax[..]);
+                global_scale(how, a, &input, groups, self.plan.threads, amax)
             }
-            AOperand::Quantized(a) => Some(a.global_scale()),
-        };
-        match (&mut self.activations, a) {
-            (Activations::W4a4(kernel, blocks), a) => {
-                let (source, scale) = match (a, scale) {
-                    (AOperand::Quantized(a), Some(scale)) => {
-                        // Once for all rows: a list names each several times. Rows of no group may hold anything.
-                        if a.check_scales().is_err() {
-                            let mut rows = groups.iter().flat_map(Group::range).map(|row| input.row(row));
-                            rows.try_for_each(|row| a.check_scales_of(row..row + 1))?;
-                        }
-                        (w4a4::Source::Quantized(a), scale)
-                    }
-                    (AOperand::Float(a), Some(scale)) => (w4a4::Source::Float(a, scale), scale),
-                    (_, None) => return Err(self.plan.not_a(&input)),
-                };
-                let jobs = [Job { groups, sink: sink(scale)? }];
-                for tiles in schedule::waves(tiles, wave) {
-                    let rows = kernel.prepare(&source, list, tiles, blocks);
-                    schedule::run(sums, tiles, &jobs, rows);
+            AOperand::Quantized(a) => {
+                // Once for all rows: a list names each several times. Rows of no group may hold anything.
+                if a.check_scales().is_err() {
+                    let mut rows = groups.iter().flat_map(Group::range).map(|row| input.row(row));
+                    rows.try_for_each(|row| a.check_scales_of(row..row + 1))?;
                 }
-                let [Job { sink, .. }] = jobs;
-                Ok(sink)
+                a.global_scale()
             }
-            (Activations::W4a16(..), _) => {
-                let jobs = [Job { groups, sink: sink(GlobalScale::ONE)? }];
-                self.multiply_floats(&input, &jobs)?;
-                let [Job { sink, .. }] = jobs;
-                Ok(sink)
-            }
-        }
+        };
+        let jobs = [Job { groups, sink: sink(scale)? }];
+        self.run(&input, scale, &jobs);
+        let [Job { sink, .. }] = jobs;
+        Ok(sink)
     }
 
-    /// The same for floats that stay floats, with the weights of several jobs, whose groups have the same rows, and whose plans
-    /// [share](Self::shares_with) this one's A.
-    pub(crate) fn multiply_floats<S: TileSink>(
-        &mut self,
-        input: &Input<'_>,
-        jobs: &[Job<'_, S>],
-    ) -> Result<(), Error> {
-        self.check_input(input)?;
-        let (threads, wave) = (self.plan.threads, wave_rows(self.plan.isa));
-        let (Activations::W4a16(kernel, buffer), AOperand::Float(a)) = (&mut self.activations, input.a)
-        else {
-            return Err(self.plan.not_a(input));
-        };
+    /// Multiplies A, which has been [checked](Self::check), with the weights of several jobs, whose groups have the same rows, and whose
+    /// plans [share](Self::shares_with) this one's A if they are several. Floats that become blocks do so under `scale`.
+    pub(crate) fn run<S: TileSink>(&mut self, input: &Input<'_>, scale: GlobalScale, jobs: &[Job<'_, S>]) {
+        let (threads, list, sums) = (self.plan.threads, input.list, &self.sums);
         schedule::cut(jobs[0].groups.iter().map(Group::range), self.plan.tile_rows, &mut self.tiles);
-        for tiles in schedule::waves(&self.tiles, wave) {
-            let rows = kernel.prepare(threads, a, input.list, tiles, buffer);
-            schedule::run(&self.sums, tiles, jobs, rows);
+        for tiles in schedule::waves(&self.tiles, wave_rows(self.plan.isa)) {
+            match (&mut self.activations, input.a) {
+                (Activations::W4a4(kernel, blocks), a) => {
+                    let source = match a {
+                        AOperand::Quantized(a) => w4a4::Source::Quantized(a),
+                        AOperand::Float(a) => w4a4::Source::Float(a, scale),
+                    };
+                    schedule::run(sums, tiles, jobs, kernel.prepare(&source, list, tiles, blocks));
+                }
+                (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
+                    schedule::run(sums, tiles, jobs, kernel.prepare(threads, a, list, tiles, buffer));
+                }
+                (Activations::W4a16(..), AOperand::Quantized(_)) => {
+                    unreachable!("`check` takes floats alone")
+                }
+            }
         }
-        Ok(())
     }
 
     /// A of the next run, for so many rows, if that may be bf16 that tiles multiply in one wave: [`run_ahead`](Self::run_ahead).
@@ -238,6 +218,11 @@ impl Workspace {
         };
         [self, other].iter().all(|this| matches!(this.activations, Activations::W4a16(..)))
             && of(self) == of(other)
+    }
+
+    pub(crate) fn check(&self, input: &Input<'_>, groups: &[Group<'_>]) -> Result<(), Error> {
+        self.check_input(input)?;
+        self.check_groups(input.rows(), groups)
     }
 
     fn check_input(&self, input: &Input<'_>) -> Result<(), Error> {
@@ -293,10 +278,10 @@ fn global_scale(
     groups: &[Group<'_>],
     threads: usize,
     amax: &mut [f32],
-) -> Option<GlobalScale> {
+) -> GlobalScale {
     match how {
-        QuantizeA::No => None,
-        QuantizeA::Static(scale) => Some(GlobalScale::multiplier(scale)),
+        QuantizeA::No => GlobalScale::ONE,
+        QuantizeA::Static(scale) => GlobalScale::multiplier(scale),
         QuantizeA::Dynamic => {
             let amax = &mut amax[..input.rows()];
             let of_row = |row: usize, amax: &mut [f32]| {
@@ -307,7 +292,7 @@ fn global_scale(
             };
             threads::for_each_part(if amax.len() == 1 { 1 } else { threads }, amax, 1, of_row);
             let amax = amax.iter().fold(0.0, |largest: f32, &of_row| largest.max(of_row));
-            Some(Producer::Te.global_scale(amax, a.float_type()))
+            Producer::Te.global_scale(amax, a.float_type())
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dualgemm_cpu::{CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Tile, TileSink, Workspace};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, QuantizeA};
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, Linear, QuantizeA};
 
 struct Counting;
 
@@ -47,7 +47,7 @@ impl TileSink for Ignore {
     }
 }
 
-fn matrix(name: &str, rows: usize, k: usize) -> QuantizedMatrix<'static> {
+fn matrix(name: &'static str, rows: usize, k: usize) -> QuantizedMatrix<'static> {
     let (codes, scales) = (vec![0x5A; rows * k / 2], vec![0x38; rows * k / 16]);
     let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
     QuantizedMatrix::new(name, format, rows, k, codes, scales, layout, GlobalScale::ONE).unwrap()
@@ -55,20 +55,18 @@ fn matrix(name: &str, rows: usize, k: usize) -> QuantizedMatrix<'static> {
 
 #[test]
 fn planned_products_allocate_nothing() {
-    let (m, n, k) = (70, 40, 64);
-    let packed = PackedGateUp::pack(&GateUp::new(matrix("gate", n, k), matrix("up", n, k))).unwrap();
-    let groups = [
-        Group { first_row: 0, rows: 1, weights: &packed },
-        Group { first_row: 1, rows: 0, weights: &packed },
-        Group { first_row: 1, rows: 69, weights: &packed },
-    ];
-    let floats = Matrix::new("a", m, k, (0..m * k).map(|i| i as f32).collect::<Vec<_>>()).unwrap();
-    let floats = AOperand::Float(FloatMatrix::F32(floats));
-    let cases = [
-        (AOperand::Quantized(matrix("a", m, k)), QuantizeA::No),
-        (floats.clone(), QuantizeA::No),
-        (floats.clone(), QuantizeA::Static(0.5)),
-        (floats, QuantizeA::Dynamic),
+    const ROWS: usize = 200;
+    let (n, k) = (40, 64);
+    let pair = PackedGateUp::pack(&GateUp::new(matrix("gate", n, k), matrix("up", n, k))).unwrap();
+    let one = PackedGateUp::pack(&Linear::new(matrix("w", n, k))).unwrap();
+    let floats =
+        |rows| Matrix::new("a", rows, k, (0..rows * k).map(|i| i as f32).collect::<Vec<_>>()).unwrap();
+    let floats = |rows| AOperand::Float(FloatMatrix::F32(floats(rows)));
+    let cases: [(&(dyn Fn(usize) -> AOperand<'static> + Sync), QuantizeA); 4] = [
+        (&|rows| AOperand::Quantized(matrix("a", rows, k)), QuantizeA::No),
+        (&floats, QuantizeA::No),
+        (&floats, QuantizeA::Static(0.5)),
+        (&floats, QuantizeA::Dynamic),
     ];
     // Inside the pool, as handing work to a pool from outside may grow its queue.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).start_handler(|_| COUNTED.set(true));
@@ -82,21 +80,29 @@ fn planned_products_allocate_nothing() {
     };
     pool.install(|| rayon::join(|| first.wait(), back));
     for (a, quantize_a) in cases {
-        let desc =
-            DualGemmDesc { quantize_a, ..DualGemmDesc::new(m, n, k, AFormat::of(&a), BlockFormat::Nvfp4) };
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        let of = AFormat::of(&a(1));
+        let gate_up = DualGemmDesc::new(ROWS, n, k, of, BlockFormat::Nvfp4);
+        let linear = DualGemmDesc::linear(ROWS, n, k, of, BlockFormat::Nvfp4);
+        let isas = Isa::ALL.into_iter().filter(|isa| isa.available());
+        for (isa, (desc, weights)) in isas.flat_map(|isa| [(isa, (gate_up, &pair)), (isa, (linear, &one))]) {
             pool.install(|| {
-                let plan = CpuPlan::new(
-                    &desc,
-                    CpuOptions { isa: Some(isa), threads: Some(2), ..CpuOptions::default() },
-                )
-                .unwrap();
-                let mut workspace = Workspace::new(&plan, groups.len()).unwrap();
-                let before = ALLOCATIONS.load(Ordering::SeqCst);
-                for _ in 0..50 {
-                    workspace.multiply(&a, &groups, |_| Ok(Ignore)).unwrap();
+                let options = CpuOptions { isa: Some(isa), threads: Some(2), ..CpuOptions::default() };
+                let plan = CpuPlan::new(&DualGemmDesc { quantize_a, ..desc }, options).unwrap();
+                let mut workspace = Workspace::new(&plan, 3).unwrap();
+                for rows in [1, 16, ROWS] {
+                    let a = a(rows);
+                    let groups = [(0, 1), (1, 0), (1, rows - 1)].map(|(first_row, rows)| Group {
+                        first_row,
+                        rows,
+                        weights,
+                    });
+                    let before = ALLOCATIONS.load(Ordering::SeqCst);
+                    for _ in 0..20 {
+                        workspace.multiply(&a, &groups, |_| Ok(Ignore)).unwrap();
+                    }
+                    let plan = workspace.plan();
+                    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst) - before, 0, "{rows} rows: {plan}");
                 }
-                assert_eq!(ALLOCATIONS.load(Ordering::SeqCst) - before, 0, "{}", workspace.plan());
             });
         }
     }

@@ -327,7 +327,7 @@ mod tests {
     use dualgemm_gemm::reference;
 
     fn quantized(
-        name: &str,
+        name: &'static str,
         rows: usize,
         k: usize,
         layout: ScaleLayout,

@@ -170,7 +170,7 @@ impl MixturePlan {
                 }
                 RouterWeights::Output => None,
             },
-            order: Order::default(),
+            order: Order::new(rows, self.desc.experts),
             results: results(rows)?,
             shared: shared.transpose()?,
         };
@@ -247,7 +247,7 @@ struct OnCpu {
 }
 
 /// Which row of the sorted ones each choice of a token is, and the choice of each row.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Order {
     /// `[tokens, top_k]`: the row, or `NONE`.
     row_of: Vec<u32>,
@@ -255,32 +255,38 @@ struct Order {
     choice_of: Vec<u32>,
     /// `[rows]`: the token.
     token_of: Vec<u32>,
-    /// Where the rows of each expert begin, and one more.
+    /// Where the rows of each expert begin, and where those of the last one end.
     first_row: Vec<usize>,
 }
 
 const NONE: u32 = u32::MAX;
 
 impl Order {
+    /// Room for so many choices.
+    fn new(choices: usize, experts: usize) -> Self {
+        let [row_of, choice_of, token_of] = [(); 3].map(|()| Vec::with_capacity(choices));
+        Self { row_of, choice_of, token_of, first_row: Vec::with_capacity(experts + 2) }
+    }
+
     /// Sorts choices by expert, stably; those of experts that are elsewhere have no row.
     fn sort(&mut self, ids: &[i32], top_k: usize, experts: usize, here: impl Fn(usize) -> bool) {
         let expert = |id: i32| usize::try_from(id).ok().filter(|&id| here(id));
         self.first_row.clear();
-        self.first_row.resize(experts + 1, 0);
+        self.first_row.resize(experts + 2, 0);
         for id in ids.iter().copied().filter_map(expert) {
-            self.first_row[id + 1] += 1;
+            self.first_row[id + 2] += 1;
         }
         for id in 0..experts {
-            self.first_row[id + 1] += self.first_row[id];
+            self.first_row[id + 2] += self.first_row[id + 1];
         }
         self.row_of.clear();
         self.choice_of.clear();
-        self.choice_of.resize(self.first_row[experts], 0);
-        let mut next = self.first_row.clone();
+        self.choice_of.resize(self.first_row[experts + 1], 0);
+        // The entry behind an expert's is its next row, and in the end the first one of the expert behind it.
         for (choice, &id) in ids.iter().enumerate() {
             let row = expert(id).map_or(NONE, |id| {
-                next[id] += 1;
-                (next[id] - 1) as u32
+                self.first_row[id + 1] += 1;
+                (self.first_row[id + 1] - 1) as u32
             });
             if row != NONE {
                 self.choice_of[row as usize] = choice as u32;
@@ -376,15 +382,14 @@ impl OnCpu {
                 None => (a, Some(&self.order.token_of[..])),
             };
             let first = &self.order.first_row;
-            let groups: Vec<Rows<'_, PackedMlp>> = all
+            let groups = all
                 .iter()
                 .enumerate()
                 .filter_map(|(e, mlp)| Some((e, mlp.as_ref()?)))
                 .map(|(e, weights)| Rows { first: first[e], count: first[e + 1] - first[e], weights })
-                .filter(|group| group.count > 0)
-                .collect();
+                .filter(|group| group.count > 0);
             let results = OutputMut::F32(&mut self.results[..rows * n]);
-            self.mlp.run_listed(a, list, &groups, results)?;
+            self.mlp.run_listed(a, list, groups, results)?;
         }
         let weights = (router == RouterWeights::Output).then_some(routing.weights);
         let sum = Sum { row_of: &self.order.row_of, results: &self.results, shared, weights, top_k, n };

@@ -134,15 +134,15 @@ impl MlpRunner {
         groups: &[Rows<'_, PackedMlp>],
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        self.run_listed(a, None, groups, c)
+        self.run_listed(a, None, groups.iter().copied(), c)
     }
 
     /// The same of the rows of A that a list names, if there is one. Only processors take a list.
-    pub(crate) fn run_listed(
+    pub(crate) fn run_listed<'g>(
         &mut self,
         a: &AOperand<'_>,
         list: Option<&[u32]>,
-        groups: &[Rows<'_, PackedMlp>],
+        groups: impl Iterator<Item = Rows<'g, PackedMlp>> + Clone + Send,
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
         // From outside of the threads, every product would wake them and wait for them; so they enter together. One thread needs
@@ -153,11 +153,11 @@ impl MlpRunner {
         }
     }
 
-    fn run_inside(
+    fn run_inside<'g>(
         &mut self,
         a: &AOperand<'_>,
         list: Option<&[u32]>,
-        groups: &[Rows<'_, PackedMlp>],
+        groups: impl Iterator<Item = Rows<'g, PackedMlp>> + Clone,
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
         let (rows, desc) = (list.map_or(a.rows(), <[u32]>::len), &self.desc.gate_up);
@@ -168,13 +168,10 @@ impl MlpRunner {
                 format!("up to {} rows", desc.m),
             ));
         }
-        let of = |part: fn(&PackedMlp) -> &PackedWeights| {
-            let group = move |&Rows { first, count, weights }| Rows { first, count, weights: part(weights) };
-            groups.iter().map(group).collect::<Vec<_>>()
-        };
-        if let (Runner::Cpu(first), Runner::Cpu(down), None, [Rows { first: 0, count, weights }]) =
-            (&mut self.gate_up, &mut self.down, list, groups)
-            && *count == a.rows()
+        let mut each = groups.clone();
+        if let (Runner::Cpu(first), Runner::Cpu(down), None) = (&mut self.gate_up, &mut self.down, list)
+            && let (Some(Rows { first: 0, count, weights }), None) = (each.next(), each.next())
+            && count == a.rows()
             && !matches!(down.plan().desc.out, OutFormat::Nvfp4 { .. })
             && first.run_before(a, weights.gate_up.on_cpu()?, down)?
         {
@@ -186,17 +183,27 @@ impl MlpRunner {
             none => none.insert(OwnedMatrix::of_c(BETWEEN, desc)?),
         };
         let c_between = between.output(rows, desc.n);
-        let of_gate_up = of(|mlp| &mlp.gate_up);
-        let scale = match (&mut self.gate_up, list) {
-            (Runner::Cpu(gemm), Some(list)) => on_cpu(gemm, Input::listed(a, list), &of_gate_up, c_between)?,
-            #[cfg(feature = "cuda")]
-            (Runner::Gpu(_), Some(_)) => {
-                return Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" });
-            }
-            (runner, None) => runner.run_grouped(a, &of_gate_up, c_between)?,
-        };
+        let of_gate_up = groups.clone().map(|rows| rows.with(|mlp| &mlp.gate_up));
+        let scale = multiply(&mut self.gate_up, (a, list), of_gate_up, c_between)?;
         between.set_global_scale(scale);
         let hidden = between.operand(BETWEEN, rows, desc.n)?;
-        self.down.run_grouped(&hidden, &of(|mlp| &mlp.down), c)
+        multiply(&mut self.down, (&hidden, None), groups.map(|rows| rows.with(|mlp| &mlp.down)), c)
+    }
+}
+
+/// One of the products.
+fn multiply<'g>(
+    runner: &mut Runner,
+    (a, list): (&AOperand<'_>, Option<&[u32]>),
+    groups: impl Iterator<Item = Rows<'g>>,
+    c: OutputMut<'_>,
+) -> Result<Option<f32>, Error> {
+    match (runner, list) {
+        (Runner::Cpu(gemm), None) => on_cpu(gemm, a.into(), groups, c),
+        (Runner::Cpu(gemm), Some(list)) => on_cpu(gemm, Input::listed(a, list), groups, c),
+        #[cfg(feature = "cuda")]
+        (Runner::Gpu(_), Some(_)) => Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" }),
+        #[cfg(feature = "cuda")]
+        (Runner::Gpu(gpu), None) => gpu.run(a, &groups.collect::<Vec<_>>(), c),
     }
 }

@@ -106,7 +106,7 @@ impl OwnedMatrix {
     ///
     /// # Errors
     /// If there are fewer.
-    pub fn operand(&self, name: &str, rows: usize, cols: usize) -> Result<AOperand<'_>, Error> {
+    pub fn operand<'a>(&'a self, name: &'a str, rows: usize, cols: usize) -> Result<AOperand<'a>, Error> {
         fn floats<'a, T>(name: &str, rows: usize, cols: usize, c: &'a [T]) -> Result<Matrix<'a, T>, Error>
         where
             T: Copy,

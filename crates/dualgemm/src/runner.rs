@@ -26,8 +26,14 @@ impl<W> Clone for Rows<'_, W> {
 
 impl<W> Copy for Rows<'_, W> {}
 
-/// A plan with the buffers of its runs, which allocate nothing on a processor's heap or a GPU's memory, but for the list
-/// of the groups of [`run_grouped`](Self::run_grouped).
+impl<'a, W> Rows<'a, W> {
+    /// The same rows with a part of their weights.
+    pub(crate) fn with<P>(self, part: fn(&W) -> &P) -> Rows<'a, P> {
+        Rows { first: self.first, count: self.count, weights: part(self.weights) }
+    }
+}
+
+/// A plan with the buffers of its runs, which allocate nothing on a processor's heap or a GPU's memory.
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum Runner {
@@ -77,7 +83,7 @@ impl Runner {
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
         match self {
-            Self::Cpu(gemm) => on_cpu(gemm, a, groups, c),
+            Self::Cpu(gemm) => on_cpu(gemm, a.into(), groups.iter().copied(), c),
             #[cfg(feature = "cuda")]
             Self::Gpu(runner) => runner.run(a, groups, c),
         }
@@ -98,15 +104,14 @@ impl Runner {
 }
 
 /// [`Runner::run_grouped`] on a processor.
-pub(crate) fn on_cpu<'a>(
+pub(crate) fn on_cpu<'g>(
     gemm: &mut CpuGemm,
-    input: impl Into<Input<'a>>,
-    groups: &[Rows<'_>],
+    input: Input<'_>,
+    groups: impl Iterator<Item = Rows<'g>>,
     c: OutputMut<'_>,
 ) -> Result<Option<f32>, Error> {
-    let group = |&Rows { first, count, weights }| {
-        Ok::<_, Error>(Group { first_row: first, rows: count, weights: PackedWeights::on_cpu(weights)? })
+    let group = |rows: Rows<'g>| {
+        Ok::<_, Error>(Group { first_row: rows.first, rows: rows.count, weights: rows.weights.on_cpu()? })
     };
-    let groups = groups.iter().map(group).collect::<Result<Vec<_>, _>>()?;
-    Ok(gemm.run(input, &groups, c)?.map(|scale| scale.value()))
+    Ok(gemm.run_each(input, groups.map(group), c)?.map(|scale| scale.value()))
 }

@@ -119,7 +119,16 @@ pub fn to_matrix(
     }
     let (mut codes, mut scales) = (vec![0; rows * (k / 2)], vec![0; rows * (k / 16)]);
     unpack_row(gguf, &mut codes, &mut scales);
-    QuantizedMatrix::new(name, BlockFormat::Nvfp4, rows, k, codes, scales, ScaleLayout::Linear, global_scale)
+    QuantizedMatrix::new(
+        name.to_owned(),
+        BlockFormat::Nvfp4,
+        rows,
+        k,
+        codes,
+        scales,
+        ScaleLayout::Linear,
+        global_scale,
+    )
 }
 
 #[cfg(test)]

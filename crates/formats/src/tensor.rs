@@ -13,7 +13,7 @@ use crate::{BlockFormat, Error, GlobalScale, ScaleLayout};
 /// scale *values* are checked by [`check_scales`](Self::check_scales), because a reader may want to list faults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantizedMatrix<'a> {
-    name: String,
+    name: Cow<'a, str>,
     format: BlockFormat,
     rows: usize,
     k: usize,
@@ -33,7 +33,7 @@ impl<'a> QuantizedMatrix<'a> {
     /// positive finite number.
     #[expect(clippy::too_many_arguments, reason = "the eight facts that make a quantized tensor")]
     pub fn new(
-        name: impl Into<String>,
+        name: impl Into<Cow<'a, str>>,
         format: BlockFormat,
         rows: usize,
         k: usize,
@@ -56,7 +56,7 @@ impl<'a> QuantizedMatrix<'a> {
     /// As [`new`](Self::new), except that `codes` may be longer than needed.
     #[expect(clippy::too_many_arguments, reason = "the nine facts that make a view of a quantized tensor")]
     pub fn strided(
-        name: impl Into<String>,
+        name: impl Into<Cow<'a, str>>,
         format: BlockFormat,
         rows: usize,
         k: usize,
@@ -68,26 +68,26 @@ impl<'a> QuantizedMatrix<'a> {
     ) -> Result<Self, Error> {
         let (name, codes, scales) = (name.into(), codes.into(), scales.into());
         if rows == 0 {
-            return Err(Error::NoRows { tensor: name });
+            return Err(Error::NoRows { tensor: name.into() });
         }
         if k == 0 || !k.is_multiple_of(format.block_len()) {
-            return Err(Error::KNotWholeBlocks { tensor: name, format, k });
+            return Err(Error::KNotWholeBlocks { tensor: name.into(), format, k });
         }
         let blocks = k / format.block_len();
-        let too_large = || Error::TooLarge { tensor: name.clone(), rows, row_stride };
+        let too_large = || Error::TooLarge { tensor: name.to_string(), rows, row_stride };
         let needed =
             (rows - 1).checked_mul(row_stride).and_then(|n| n.checked_add(k / 2)).ok_or_else(too_large)?;
         let scales_needed = scale_layout.checked_len(rows, blocks).ok_or_else(too_large)?;
         let this = Self { name, format, rows, k, row_stride, codes, scales, scale_layout, global_scale };
         if row_stride < k / 2 {
-            return Err(Error::RowStride { tensor: this.name, row_stride, row: k / 2, unit: "bytes" });
+            return Err(Error::RowStride { tensor: this.name.into(), row_stride, row: k / 2, unit: "bytes" });
         }
         if this.codes.len() < needed {
             return Err(this.codes_len(needed));
         }
         if this.scales.len() != scales_needed {
             return Err(Error::ScalesLen {
-                tensor: this.name,
+                tensor: this.name.into(),
                 rows,
                 blocks,
                 layout: scale_layout,
@@ -96,14 +96,14 @@ impl<'a> QuantizedMatrix<'a> {
             });
         }
         if !global_scale.is_valid() {
-            return Err(Error::GlobalScale { tensor: this.name, value: global_scale.held() });
+            return Err(Error::GlobalScale { tensor: this.name.into(), value: global_scale.held() });
         }
         Ok(this)
     }
 
     fn codes_len(&self, needed: usize) -> Error {
         Error::CodesLen {
-            tensor: self.name.clone(),
+            tensor: self.name.to_string(),
             rows: self.rows,
             k: self.k,
             row_stride: self.row_stride,
@@ -167,7 +167,7 @@ impl<'a> QuantizedMatrix<'a> {
     pub fn pick(&self, name: impl Into<String>, rows: &[usize]) -> Result<QuantizedMatrix<'static>, Error> {
         let (codes, scales) = self.dense_rows(rows.iter().copied());
         let (linear, global) = (ScaleLayout::Linear, self.global_scale);
-        QuantizedMatrix::new(name, self.format, rows.len(), self.k, codes, scales, linear, global)
+        QuantizedMatrix::new(name.into(), self.format, rows.len(), self.k, codes, scales, linear, global)
     }
 
     /// All code bytes as held, rows [`row_stride`](Self::row_stride) apart.
@@ -273,7 +273,7 @@ impl<'a> QuantizedMatrix<'a> {
     /// If the matrix has not these rows.
     pub fn into_rows(self, rows: Range<usize>) -> Result<Self, Error> {
         if rows.is_empty() {
-            return Err(Error::NoRows { tensor: self.name });
+            return Err(Error::NoRows { tensor: self.name.into() });
         }
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         let (layout, blocks) = (self.scale_layout, self.blocks());
@@ -303,7 +303,7 @@ impl<'a> QuantizedMatrix<'a> {
 
     /// The same matrix, borrowing its bytes from this one.
     pub(crate) fn borrowed(&self) -> QuantizedMatrix<'_> {
-        let (name, codes, scales) = (self.name.clone(), (&*self.codes).into(), (&*self.scales).into());
+        let (name, codes, scales) = ((&*self.name).into(), (&*self.codes).into(), (&*self.scales).into());
         QuantizedMatrix { name, codes, scales, ..*self }
     }
 
@@ -316,7 +316,7 @@ impl<'a> QuantizedMatrix<'a> {
     /// The same matrix, owning its bytes.
     pub fn into_owned(self) -> QuantizedMatrix<'static> {
         QuantizedMatrix {
-            name: self.name,
+            name: Cow::Owned(self.name.into_owned()),
             format: self.format,
             rows: self.rows,
             k: self.k,

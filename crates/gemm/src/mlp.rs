@@ -228,7 +228,7 @@ mod tests {
     use crate::{Activation, Epilogue};
 
     /// A matrix whose row n is `value(n)` everywhere: code 2 is 1, and e4m3 0x38 is 1.
-    fn constant(name: &str, rows: usize, k: usize, codes: u8) -> QuantizedMatrix<'static> {
+    fn constant(name: &'static str, rows: usize, k: usize, codes: u8) -> QuantizedMatrix<'static> {
         let (codes, scales) = (vec![codes; rows * k / 2], vec![0x38; rows * k / 16]);
         QuantizedMatrix::new(
             name,

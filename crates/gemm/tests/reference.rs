@@ -6,7 +6,7 @@ use dualgemm_gemm::{AOperand, Activation, Epilogue, GateUp, reference};
 /// One row: ones and twos against a gate of ones (times ½) and an up of minus twos, worked out by hand.
 #[test]
 fn a_case_worked_out_by_hand() {
-    let weight = |name: &str, byte: u8, scale: u8, global| {
+    let weight = |name: &'static str, byte: u8, scale: u8, global| {
         let global = GlobalScale::multiplier(global);
         QuantizedMatrix::new(
             name,

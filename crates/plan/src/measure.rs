@@ -264,7 +264,7 @@ fn own_limit(gpu: &'static Gpu, bytes_per_s: f64, protocol: Protocol) -> Result<
     let (m, n, k) = (8192, 4096, 8192);
     let desc =
         DualGemmDesc { out: OutFormat::F16, ..DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4) };
-    let half = |name: &str, turn: u8| {
+    let half = |name: &'static str, turn: u8| {
         let codes =
             (0..n * k / 2).map(|i| (i as u8).wrapping_mul(73).rotate_left(3) ^ turn).collect::<Vec<u8>>();
         let scales = vec![0x38u8; n * k / 16];

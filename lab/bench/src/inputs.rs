@@ -66,7 +66,7 @@ impl Inputs {
             })
             .collect();
         QuantizedMatrix::new(
-            name,
+            name.to_owned(),
             format,
             rows,
             k,

@@ -230,6 +230,16 @@ pub(crate) const METADATA_CONFIG: &str = "quantization_config";
 /// What Mistral and MLX call it.
 pub(crate) const SHORT_CONFIG: &str = "quantization";
 
+/// What a configuration says of quantization, and what its part for the language model says. transformers and vLLM read the
+/// second only where the first is absent, and so does this crate.
+pub(crate) fn quantization(config: &Value) -> [Option<&Value>; 2] {
+    fn of(part: &Value) -> Option<&Value> {
+        let entry = |key| part.get(key).filter(|entry: &&Value| !entry.is_null());
+        entry(METADATA_CONFIG).or_else(|| entry(SHORT_CONFIG))
+    }
+    [of(config), config.get("text_config").and_then(of)]
+}
+
 impl<'a> Evidence<'a> {
     pub(crate) fn new(files: &'a TensorFiles) -> Result<Self, Error> {
         let mut config = None;
@@ -239,10 +249,8 @@ impl<'a> Evidence<'a> {
             let value = json::object(text.as_bytes(), files.root(), &key)?;
             config = Some((files.root().to_path_buf(), Cow::Owned(value)));
         } else if let Some(json) = files.config() {
-            let entry = |v: &'a Value, key| v.get(key).filter(|q: &&Value| !q.is_null());
-            let at = |v| entry(v, METADATA_CONFIG).or_else(|| entry(v, SHORT_CONFIG));
-            let found = at(&json.value).or_else(|| json.value.get("text_config").and_then(at));
-            config = found.map(|value| (json.path.clone(), Cow::Borrowed(value)));
+            let [model, language_model] = quantization(&json.value);
+            config = model.or(language_model).map(|value| (json.path.clone(), Cow::Borrowed(value)));
         }
         Ok(Self { files, config })
     }

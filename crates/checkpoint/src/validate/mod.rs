@@ -5,14 +5,17 @@ mod numbers;
 mod rules;
 mod scale_order;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use dualgemm_formats::{GlobalScale, GlobalScaleSource, ScaleLayout};
+use serde_json::Value;
 
 use fused::Differences;
 pub use rules::{RULES, Rule, Severity};
 
-use crate::convention::Role;
+use crate::convention::{Role, quantization};
+use crate::error::list;
 use crate::model_config::expert_count;
 use crate::module::{Mlp, MlpKind, Place, Projection};
 use crate::packed::BlockScales;
@@ -69,6 +72,7 @@ impl Checkpoint {
             self.check_module(name, &mut findings);
         }
         self.check_declared(&mut findings);
+        self.check_parts(&mut findings);
         let mut differences = Differences::default();
         self.check_fused(&mut differences);
         self.check_experts_per_token(&mut findings);
@@ -90,6 +94,20 @@ impl Checkpoint {
     }
 
     fn check_configs(&self, findings: &mut Vec<Finding>) {
+        if let Some(json) = self.files().config()
+            && let [Some(model), Some(text)] = quantization(&json.value)
+            && model != text
+        {
+            let entries = [model, text].into_iter().filter_map(Value::as_object).flatten();
+            let differ: BTreeSet<&str> =
+                entries.map(|(key, _)| &**key).filter(|key| model.get(key) != text.get(key)).collect();
+            let (file, differ) = (json.path.display().to_string(), list(differ));
+            let message = format!(
+                "{file}: its quantization_config and that of its text_config differ in {differ}; the first counts, as it \
+                 does in transformers and vLLM"
+            );
+            findings.push(Finding::new("config-agrees", file, differ, message));
+        }
         let algo = |json: Option<&crate::JsonFile>, path| {
             json.and_then(|j| j.value.pointer(path)).filter(|v| !v.is_null()).cloned()
         };
@@ -223,6 +241,22 @@ impl Checkpoint {
                 findings.push(Finding::new("layers", down, value, message));
             }
         }
+    }
+
+    /// Parts of a model that number their layers alike: whoever takes one of these MLPs has to say from which part.
+    fn check_parts(&self, findings: &mut Vec<Finding>) {
+        let mut mlps: BTreeMap<(usize, MlpKind), usize> = BTreeMap::new();
+        for mlp in self.index().mlps.iter().filter(|mlp| self.is_quantized(mlp)) {
+            *mlps.entry((mlp.layer, mlp.kind)).or_default() += 1;
+        }
+        mlps.retain(|_, count| *count > 1);
+        let Some(Err(e)) = mlps.keys().next().map(|&(layer, kind)| self.mlp(layer, kind)) else { return };
+        let others = match mlps.len() - 1 {
+            0 => String::new(),
+            n => format!("; {n} more like it"),
+        };
+        let (file, found) = e.subject();
+        findings.push(Finding::new("one-mlp", file, found, format!("{e}{others}")));
     }
 
     /// What no layer states is one finding.

@@ -44,12 +44,14 @@ pub const RULES: &[Rule] = &[
     error("convention", "exactly one known convention is declared or named"),
     warning(
         "config-agrees",
-        "config.json and hf_quant_config.json name the same algorithm; where they mean different formats, that is an error",
+        "config.json, its text_config and hf_quant_config.json say the same; where the two files mean different formats, that is \
+         an error",
     ),
     error(
         "layers",
         "gate, up and down of an MLP belong together and can be found, no expert of a layer is missing, and all are of one shape and format",
     ),
+    warning("one-mlp", "a layer has one 4-bit MLP of a kind; otherwise `within` must say which one is meant"),
     error("hidden-size", "K of gate and up is the hidden_size of config.json, the embedding_length of GGUF"),
     warning(
         "intermediate-size",

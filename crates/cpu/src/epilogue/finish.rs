@@ -95,15 +95,17 @@ impl Work for Finish<'_> {
             } else {
                 lanes::map(&left, canonical)
             };
-            let second = lanes::map(&right, canonical);
-            let Some((c, place)) = &self.c else {
-                *sums = bytemuck::cast([first, second]);
-                continue;
-            };
-            let at = place.at(row);
-            write(c, at, &first, self.cols.min(PANEL));
-            if self.cols > PANEL {
-                write(c, at + PANEL, &second, self.cols - PANEL);
+            let second = || lanes::map(&right, canonical);
+            match &self.c {
+                Some((c, place)) => {
+                    let at = place.at(row);
+                    write(c, at, &first, self.cols.min(PANEL));
+                    if self.cols > PANEL {
+                        write(c, at + PANEL, &second(), self.cols - PANEL);
+                    }
+                }
+                None if self.is_gated => sums[..PANEL].copy_from_slice(&first),
+                None => *sums = bytemuck::cast([first, second()]),
             }
         }
     }

@@ -32,7 +32,7 @@ impl Random {
 }
 
 fn half(
-    name: &str,
+    name: &'static str,
     format: BlockFormat,
     n: usize,
     k: usize,

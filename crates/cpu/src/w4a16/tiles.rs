@@ -21,15 +21,15 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use dualgemm_formats::FloatMatrix;
+use dualgemm_formats::{BlockFormat, FloatMatrix};
 
 use super::pairs::Pairs;
 use super::vector::Vector;
 use super::widen;
 use crate::amx::{Pass, TILE_K, TILE_ROWS, Tiles, Unit};
 use crate::fetch::fetch;
-use crate::isa::{InstructionSet, Work};
-use crate::pack::{CHUNK, CHUNK_K, PANEL};
+use crate::isa::{Available, InstructionSet, Work};
+use crate::pack::{CHUNK, CHUNK_K, PANEL, PackedGateUp};
 use crate::tile::{RowsOfA, TILE_COLS};
 
 /// Elements of K of a panel that are widened at a time: 16 KiB, which leaves room for A in a first-level cache of 48 KiB that two
@@ -206,30 +206,56 @@ fn cut(values: &[f32], terms: usize, mut out: Steps<'_>) {
     }
 }
 
-/// Multiplies rows of a tile with some panels of nvfp4.
-pub(crate) struct Multiply<'a, D> {
-    /// The tiles to use.
-    pub(crate) tiles: Tiles,
-    /// Packed panels.
-    pub(crate) packed: &'a [u8],
-    /// Number of panels.
-    pub(crate) panels: usize,
+/// A of a tile, as [`write()`] writes it.
+pub(crate) struct Bf16Tile<'a> {
+    /// The instruction set, and its tiles.
+    pub(crate) isa: Available,
+    /// `rows · chunks · 16 · terms` bf16, and perhaps more behind them.
+    pub(crate) a: &'a [u16],
+    /// Rows.
+    pub(crate) rows: usize,
     /// Chunks of each.
     pub(crate) chunks: usize,
-    /// A, as [`write()`] writes it.
-    pub(crate) a: &'a [u16],
-    /// Rows of A.
-    pub(crate) of_tile: usize,
-    /// Those to multiply, from a multiple of [`TILE_ROWS`] on.
-    pub(crate) rows: Range<usize>,
-    /// bf16 for each element of A.
+    /// bf16 for each element.
     pub(crate) terms: usize,
     /// Whether weights of all K are widened at once.
     pub(crate) whole: bool,
-    /// Room for `[panels][rows][32]` sums.
-    pub(crate) sums: &'a mut [f32],
-    /// Gets the sums of a panel and some of the rows.
-    pub(crate) done: D,
+}
+
+impl Bf16Tile<'_> {
+    /// Multiplies some of the rows, from a multiple of 16 on, with some panels of nvfp4. `done` gets the number of a panel among them, and
+    /// the sums of some rows, which lie in `sums`: room for `[panels][rows][32]`.
+    pub(crate) fn multiply(
+        self,
+        rows: Range<usize>,
+        weights: &PackedGateUp,
+        panels: Range<usize>,
+        sums: &mut [f32],
+        done: impl FnMut(usize, Range<usize>, &mut [f32]),
+    ) {
+        let found = (weights.chunks(), weights.format());
+        assert_eq!(found, (self.chunks, BlockFormat::Nvfp4), "K and format that A was prepared for");
+        let (isa, count) = (self.isa, panels.len());
+        isa.dispatch(Multiply {
+            a: self,
+            rows,
+            packed: weights.panel_range(panels),
+            panels: count,
+            sums,
+            done,
+        });
+    }
+}
+
+struct Multiply<'a, D> {
+    a: Bf16Tile<'a>,
+    /// Rows to multiply.
+    rows: Range<usize>,
+    /// Packed panels, and their number.
+    packed: &'a [u8],
+    panels: usize,
+    sums: &'a mut [f32],
+    done: D,
 }
 
 impl<D: FnMut(usize, Range<usize>, &mut [f32])> Work for Multiply<'_, D> {
@@ -237,17 +263,17 @@ impl<D: FnMut(usize, Range<usize>, &mut [f32])> Work for Multiply<'_, D> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        let Self { panels, chunks, of_tile, ref rows, terms, whole, .. } = self;
+        let Self { a: Bf16Tile { chunks, rows: of_tile, terms, whole, .. }, panels, ref rows, .. } = self;
         assert!(panels * chunks * CHUNK <= self.packed.len(), "weights");
         assert!(chunks.is_multiple_of(TILE_K / CHUNK_K), "whole steps of K");
-        assert!(of_tile * chunks * CHUNK_K * terms <= self.a.len(), "activations");
+        assert!(of_tile * chunks * CHUNK_K * terms <= self.a.a.len(), "activations");
         assert!(!whole || chunks * CHUNK_K <= WHOLE_K, "a whole K");
         assert!(rows.start.is_multiple_of(TILE_ROWS) && rows.end <= of_tile, "rows");
         assert!(panels * rows.len() * TILE_COLS <= self.sums.len(), "sums");
         // SAFETY: the machine has the instruction set, since `run` got its token, and `Isa::checked` found the tiles it names. The
         // slices were just checked.
         unsafe {
-            match self.tiles {
+            match self.a.isa.tiles {
                 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                 Tiles::Vectors => self.multiply::<<S as Pairs>::Floats, crate::amx::Vectors>(),
                 #[cfg(target_arch = "x86_64")]
@@ -267,8 +293,15 @@ struct Widened(MaybeUninit<[u16; WHOLE_K * TILE_COLS]>);
 impl<D: FnMut(usize, Range<usize>, &mut [f32])> Multiply<'_, D> {
     #[inline(always)]
     unsafe fn multiply<V: Vector, U: Unit>(self) {
-        let Self { packed, panels, a, of_tile, rows, terms, whole, sums, mut done, .. } = self;
-        let k = self.chunks * CHUNK_K;
+        let Self {
+            a: Bf16Tile { a, rows: of_tile, chunks, terms, whole, .. },
+            packed,
+            panels,
+            rows,
+            sums,
+            mut done,
+        } = self;
+        let k = chunks * CHUNK_K;
         let mut widened = Widened(MaybeUninit::uninit());
         let weights = widened.0.as_mut_ptr().cast::<u16>();
         let most = block_k(whole, k);
@@ -285,9 +318,8 @@ impl<D: FnMut(usize, Range<usize>, &mut [f32])> Multiply<'_, D> {
                 for panel in 0..panels {
                     for first in (start..end).step_by(at_once) {
                         let last = end.min(first + at_once);
-                        let chunk = |panel, k| {
-                            packed.as_ptr().wrapping_add((panel * self.chunks + k / CHUNK_K) * CHUNK)
-                        };
+                        let chunk =
+                            |panel, k| packed.as_ptr().wrapping_add((panel * chunks + k / CHUNK_K) * CHUNK);
                         for c in 0..(last - first) / CHUNK_K {
                             widen_chunk::<V>(chunk(panel, first).add(c * CHUNK), c, weights);
                         }

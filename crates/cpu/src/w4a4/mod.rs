@@ -47,7 +47,7 @@ use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::SharedSlice;
 use crate::tile::{Prepare, RowTile, RowsOfA, TILE_COLS, TileKernel};
-use crate::w4a16::tiles;
+use crate::w4a16::tiles::{self, Bf16Tile};
 
 /// Most rows of a tile. With this many, decoding weights already takes a negligible share of the time.
 pub(crate) const TILE_ROWS: usize = 64;
@@ -249,45 +249,30 @@ pub(crate) struct Bound<'a> {
     blocks: &'a [Block],
 }
 
+impl Bound<'_> {
+    /// Those of a tile.
+    fn blocks(&self, tile: &RowTile) -> &[Block] {
+        let of_row = self.kernel.row_blocks(self.chunks);
+        &self.blocks[(tile.first_row - self.first_row) * of_row..][..of_row * tile.rows]
+    }
+}
+
 impl TileKernel for Bound<'_> {
-    fn multiply(
-        &self,
-        tile: &RowTile,
-        part: Range<usize>,
-        weights: &PackedGateUp,
-        panels: Range<usize>,
-        room: &mut [f32],
-        mut done: impl FnMut(usize, Range<usize>, &mut [f32]),
-    ) {
-        let (isa, chunks, rows) = (self.kernel.isa, self.chunks, tile.rows);
+    fn bf16(&self, tile: &RowTile) -> Option<Bf16Tile<'_>> {
+        let (isa, rows, chunks) = (self.kernel.isa, tile.rows, self.chunks);
+        let a = || bytemuck::cast_slice(self.blocks(tile));
+        self.kernel.takes_tiles(rows).then(|| Bf16Tile { isa, a: a(), rows, chunks, terms: 1, whole: false })
+    }
+
+    fn multiply_whole(&self, tile: &RowTile, weights: &PackedGateUp, panels: Range<usize>, sums: &mut [f32]) {
+        let (chunks, rows, blocks) = (self.chunks, tile.rows, self.blocks(tile));
         assert_eq!(weights.chunks(), chunks, "K of A and of the weights");
-        let row_blocks = self.kernel.row_blocks(chunks);
-        let blocks = &self.blocks[(tile.first_row - self.first_row) * row_blocks..][..row_blocks * rows];
         let packed = weights.panel_range(panels.clone());
-        let (of_tile, sums) = (rows, &mut room[..panels.len() * part.len() * TILE_COLS]);
-        if self.of_bf16(tile) {
-            let (tiles, count, a) = (isa.tiles, panels.len(), bytemuck::cast_slice(blocks));
-            let done = |panel, rows, sums: &mut [f32]| done(panels.start + panel, rows, sums);
-            return isa.dispatch(tiles::Multiply {
-                tiles,
-                packed,
-                panels: count,
-                chunks,
-                a,
-                of_tile,
-                rows: part,
-                terms: 1,
-                whole: false,
-                sums,
-                done,
-            });
-        }
-        assert_eq!(part, 0..rows, "a whole tile");
         sums.fill(0.0);
         // All panels take one stretch of K before the next one, so that its activations stay in the second-level cache.
         let stretch = CACHED_BLOCKS / rows;
         for first in (0..chunks).step_by(stretch) {
-            isa.dispatch(Task {
+            self.kernel.isa.dispatch(Task {
                 format: weights.format(),
                 packed: &packed[first * CHUNK..],
                 panel_stride: chunks * CHUNK,
@@ -300,13 +285,6 @@ impl TileKernel for Bound<'_> {
                 sums,
             });
         }
-        for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows * TILE_COLS)) {
-            done(panel, 0..rows, sums);
-        }
-    }
-
-    fn of_bf16(&self, tile: &RowTile) -> bool {
-        self.kernel.takes_tiles(tile.rows)
     }
 
     fn sum_unit(&self, weights: &PackedGateUp) -> f32 {

@@ -43,7 +43,13 @@ fn random_bytes(len: usize, seed: u64) -> impl Iterator<Item = u8> {
 }
 
 /// Random codes; block scales from all over the format, subnormals and the largest included.
-fn random(name: &str, format: BlockFormat, rows: usize, k: usize, seed: u64) -> QuantizedMatrix<'static> {
+fn random(
+    name: &'static str,
+    format: BlockFormat,
+    rows: usize,
+    k: usize,
+    seed: u64,
+) -> QuantizedMatrix<'static> {
     let codes: Vec<u8> = random_bytes(rows * k / 2, seed).collect();
     let scale = |byte: u8| match format {
         BlockFormat::Nvfp4 => byte % 0x7F,

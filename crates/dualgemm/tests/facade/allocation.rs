@@ -4,10 +4,20 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use dualgemm::formats::BlockFormat;
-use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, OutputMut, QuantizeA};
-use dualgemm::{DualGemm, Target};
+use dualgemm::gemm::{
+    AFormat, DualGemmDesc, Linear, Operation, OutFormat, OutScale, OutputMut, QuantizeA, RouterWeights,
+    Routing,
+};
+use dualgemm::{AnyDesc, AnyPlan, AnyWeights, Error, MixtureDesc, Target};
 
-use crate::{expert, floats};
+use crate::mlp::{activations, desc, experts, mlp, nvfp4};
+use crate::quantized;
+
+/// Rows of the largest runs.
+const ROWS: usize = 200;
+
+/// N, K and features of Y.
+const SHAPE: [usize; 3] = [32, 64, 48];
 
 struct Counting;
 
@@ -36,24 +46,63 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// Weights of five experts, the shared one, or the first of them.
+fn packed(plan: &AnyPlan) -> AnyWeights {
+    let [n, k, h] = SHAPE;
+    let first = mlp(n, k, h, 0);
+    match plan {
+        AnyPlan::Product(plan) if plan.desc().op == Operation::Linear => {
+            AnyWeights::Product(plan.prepack(&Linear::new(quantized("w", n, k, 0.9))).unwrap())
+        }
+        AnyPlan::Product(plan) => AnyWeights::Product(plan.prepack(&first.gate_up).unwrap()),
+        AnyPlan::Mlp(plan) => AnyWeights::Mlp(plan.prepack(&first).unwrap()),
+        AnyPlan::Mixture(plan) => {
+            let experts = experts().into_iter().map(Ok::<_, Error>);
+            AnyWeights::Mixture(plan.prepack(experts, Some(&first)).unwrap())
+        }
+    }
+}
+
 #[test]
 fn runs_of_a_runner_allocate_nothing() {
-    let (m, n, k) = (5, 32, 64);
-    let (weights, a) = (expert(n, k, 0), AOperand::Float(floats(m, k, 0.7)));
+    let [n, k, _] = SHAPE;
+    let gate_up = DualGemmDesc::new(ROWS, n, k, AFormat::F32, BlockFormat::Nvfp4);
+    let linear = DualGemmDesc::linear(ROWS, n, k, AFormat::F32, BlockFormat::Nvfp4);
+    let quantized = [gate_up, linear].map(|desc| DualGemmDesc { quantize_a: QuantizeA::Dynamic, ..desc });
+    let mut descs = [gate_up, linear].into_iter().chain(quantized).map(AnyDesc::Product).collect::<Vec<_>>();
+    for between in [OutFormat::Bf16, nvfp4(OutScale::Static(0.01)), nvfp4(OutScale::Dynamic)] {
+        let mlp = desc(ROWS, SHAPE, AFormat::Bf16, between, OutFormat::F32);
+        descs.push(AnyDesc::Mlp(mlp));
+        for router in [RouterWeights::Output, RouterWeights::Input] {
+            descs.push(AnyDesc::Mixture(MixtureDesc {
+                mlp,
+                experts: 5,
+                top_k: 2,
+                router,
+                shared: Some(mlp),
+            }));
+        }
+    }
+    // Some go to expert 3, which is elsewhere.
+    let ids: Vec<i32> = (0..2 * ROWS as i32).map(|choice| choice * 7 % 6 - 1).collect();
+    let weights = vec![0.5; ids.len()];
     // One thread, the worker itself, whose allocations are those that are counted.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    for quantize_a in [QuantizeA::No, QuantizeA::Dynamic] {
-        let desc =
-            DualGemmDesc { quantize_a, ..DualGemmDesc::new(m, n, k, AFormat::F32, BlockFormat::Nvfp4) };
-        let count = pool.install(|| {
-            let plan = DualGemm::plan(&desc, &Target::default()).unwrap();
-            let packed = plan.prepack(&weights).unwrap();
-            let mut runner = plan.runner(1).unwrap();
-            let mut c = vec![0.0; m * n];
-            let before = ALLOCATIONS.get();
-            runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
-            ALLOCATIONS.get() - before
+    for desc in descs {
+        let (first, width) = (desc.first(), desc.last().n);
+        pool.install(|| {
+            let plan = AnyPlan::new(&desc, &Target::default()).unwrap();
+            let (packed, mut runner) = (packed(&plan), plan.runner().unwrap());
+            let mut c = vec![0.0; ROWS * width];
+            for rows in [1, 16, ROWS] {
+                let a = activations(first.a, rows, k);
+                let routing = Routing { ids: &ids[..2 * rows], weights: &weights[..2 * rows] };
+                let routing = matches!(plan, AnyPlan::Mixture(_)).then_some(routing);
+                let c = OutputMut::F32(&mut c[..rows * width]);
+                let before = ALLOCATIONS.get();
+                runner.run(&a, &packed, routing, (c, false)).unwrap();
+                assert_eq!(ALLOCATIONS.get() - before, 0, "{rows} rows: {plan}");
+            }
         });
-        assert_eq!(count, 0, "{quantize_a:?}");
     }
 }

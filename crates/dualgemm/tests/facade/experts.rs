@@ -36,7 +36,8 @@ fn mixture(count: usize, n: usize, k: usize, biased: bool) -> Vec<GateUp<'static
         let scale = GlobalScale::multiplier(half.global_scale().value() * factor);
         let (codes, scales) = (half.codes().to_vec(), half.scales().to_vec());
         let layout = half.scale_layout();
-        QuantizedMatrix::new(half.name(), BlockFormat::Nvfp4, n, k, codes, scales, layout, scale).unwrap()
+        QuantizedMatrix::new(half.name().to_owned(), BlockFormat::Nvfp4, n, k, codes, scales, layout, scale)
+            .unwrap()
     };
     let weights = |e: usize| {
         let GateUp { gate, up, .. } = expert(n, k, e);

@@ -104,7 +104,7 @@ fn packed(plan: &MixturePlan, experts: &[Option<GatedMlp<'_>>]) -> PackedMixture
     plan.prepack(experts.iter().cloned().map(Ok::<_, Error>), None).unwrap()
 }
 
-fn experts() -> Vec<Option<GatedMlp<'static>>> {
+pub fn experts() -> Vec<Option<GatedMlp<'static>>> {
     (0..5).map(|e| (e != 3).then(|| mlp(32, 64, 48, e))).collect()
 }
 

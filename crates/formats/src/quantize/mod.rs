@@ -200,7 +200,16 @@ impl Quantizer {
         }
         let (mut codes, mut scales) = (vec![0; rows * (k / 2)], vec![0; rows * (k / 16)]);
         self.rows(x, 0..rows, &mut codes, &mut scales);
-        QuantizedMatrix::new(name, format, rows, k, codes, scales, ScaleLayout::Linear, self.global_scale)
+        QuantizedMatrix::new(
+            name.to_owned(),
+            format,
+            rows,
+            k,
+            codes,
+            scales,
+            ScaleLayout::Linear,
+            self.global_scale,
+        )
     }
 }
 

@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(pack.bytes().len() * 16, 2 * 64 * 128 * 9);
     }
 
-    fn mxfp4(name: &str, scales: [u8; 2]) -> QuantizedMatrix<'static> {
+    fn mxfp4(name: &'static str, scales: [u8; 2]) -> QuantizedMatrix<'static> {
         let codes: Vec<u8> = (0..32u8).map(|i| i.wrapping_mul(0x1D) ^ 0x50).collect();
         let scales = scales.to_vec();
         let (format, layout) = (BlockFormat::Mxfp4, ScaleLayout::Linear);

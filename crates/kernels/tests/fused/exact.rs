@@ -14,7 +14,7 @@ use crate::problem::{float, gpu, run};
 
 /// A matrix whose codes and scale bytes these functions of row and column, or block, give.
 fn matrix(
-    name: &str,
+    name: &'static str,
     format: BlockFormat,
     (rows, k): (usize, usize),
     code: impl Fn(usize, usize) -> u8,

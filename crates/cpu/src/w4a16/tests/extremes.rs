@@ -1,6 +1,6 @@
 //! The largest and the smallest factors of each format against f64: they obey the same bounds as others.
 
-use super::super::SPAN_K;
+use super::super::preparation::SPAN_K;
 use super::*;
 
 /// Numbers of rows for each way to multiply: one, few, and groups of many.
@@ -11,7 +11,7 @@ const N: usize = 3;
 
 /// Mxfp4 weights with scales within `spread` of byte `around`. Every fifth block has the largest scale, and zero codes except
 /// at [`hidden`].
-fn around(name: &str, around: i32, spread: i32, random: &mut Random) -> QuantizedMatrix<'static> {
+fn around(name: &'static str, around: i32, spread: i32, random: &mut Random) -> QuantizedMatrix<'static> {
     let blocks = N * K / 32;
     let (mut codes, mut scales) = (vec![0; N * K / 2], vec![254; blocks]);
     for block in 0..blocks {
