@@ -1,5 +1,6 @@
 """Which library an array belongs to, and new arrays of that library. Nothing is imported that is not loaded yet."""
 
+import functools
 import sys
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ def is_followed(torch, a):
     return (
         torch.compiler.is_compiling()
         or (a.requires_grad and torch.is_grad_enabled())
-        or type(a).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or (type(a) is not torch.Tensor and type(a).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch.jit.is_tracing()
         or torch.autograd.forward_ad._current_level >= 0
@@ -107,7 +108,12 @@ def dtype_name(dtype):
 
 def float_of(a):
     """The name of the float type of A; float32 for what has none, codes among them."""
-    name = "float32" if isinstance(a, tuple) else dtype_name(a.dtype)
+    return "float32" if isinstance(a, tuple) else _float_of(a.dtype)
+
+
+@functools.lru_cache
+def _float_of(dtype):
+    name = dtype_name(dtype)
     return name if name in _FLOATS else "float32"
 
 

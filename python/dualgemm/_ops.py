@@ -185,14 +185,16 @@ def floats(a, w, out, out_dtype, how, more=(), routing=(), stream=None):
     """C in floats, computed at once whatever torch does: every operation and its operator end here. ``how`` says how C is
     computed, which weights can check without an A; ``more`` and ``routing`` go with it."""
     n, k = w.shape
-    torch, stream = torch_of(a), _stream(a, stream)
+    torch = torch_of(a)
+    is_on_card = torch is not None and a.is_cuda
+    # What is known is not asked again: a question takes as long as a part of a small layer.
+    stream = 0 if torch is not None and not is_on_card and stream is None else _stream(a, stream)
     if torch is not None:
         follow(torch)
-        if routing and a.is_cuda and all(map(torch.is_tensor, routing)):
+        if routing and is_on_card and all(map(torch.is_tensor, routing)):
             routing = _choices(torch, w, *routing)
-    a, lead = _rows(a, k)
-    rows = first_array(a).shape[0]
-    if torch is not None and a.is_cuda and (a.stride() != (k, 1) or a.data_ptr() % 16):
+    a, rows, lead = _rows(a, k)
+    if is_on_card and (a.stride() != (k, 1) or a.data_ptr() % 16):
         # Kernels there read rows of elements that lie side by side, at multiples of 16 bytes.
         a = a.clone(memory_format=torch.contiguous_format)
     if out is None:
@@ -224,23 +226,26 @@ def _check_empty(a, out, n):
 
 
 def _rows(a, k):
-    """``a`` as ``[M, K]`` or quantized, and its leading dimensions, None if it had the two already."""
+    """``a`` as ``[M, K]`` or quantized, M, and its leading dimensions, None if it had the two already."""
     if isinstance(a, tuple):
         rows, half = matrix_shape("a codes", a[0])
         # Codes of other types are refused by the call, for their type.
         if dtype_name(getattr(a[0], "dtype", None)) in ("uint8", "float4_e2m1fn_x2") and 2 * half != k:
             raise OperandError(f"a: shape [{rows}, {2 * half}]; the weights need [..., {k}]")
-        return a, None
+        return a, rows, None
     if not hasattr(a, "dtype"):
         try:
             a = np.asarray(memoryview(a))
         except TypeError:
             raise TypeError(f"a is a {type(a).__name__}; an array of floats or a dualgemm.Quantized is needed") from None
-    if len(a.shape) == 0 or a.shape[-1] != k:
-        raise OperandError(f"a: shape {list(a.shape)}; the weights need [..., {k}]")
-    if len(a.shape) == 2:
-        return a, None
-    return a.reshape((math.prod(a.shape[:-1]), k)), tuple(a.shape[:-1])
+    shape = a.shape
+    if len(shape) == 0 or shape[-1] != k:
+        raise OperandError(f"a: shape {list(shape)}; the weights need [..., {k}]")
+    if len(shape) == 2:
+        return a, shape[0], None
+    lead = tuple(shape[:-1])
+    rows = math.prod(lead)
+    return a.reshape((rows, k)), rows, lead
 
 
 def _flat_out(out, lead, n):
@@ -272,9 +277,8 @@ def _to_nvfp4(a, w, out, options, out_scale, out_scale_layout):
         raise OperandError("out is for float results; nvfp4 results are new arrays")
     if n % 16:
         raise OperandError(f"N = {n} is not a multiple of 16, which nvfp4 output needs")
-    a, _ = _rows(a, k)
+    a, rows, _ = _rows(a, k)
     like = first_array(a)
-    rows = like.shape[0]
     codes = empty_like(like, (rows, n // 2), "uint8")
     length = _dualgemm.scales_len(rows, n, "nvfp4", out_scale_layout)
     shape = (rows, n // 16) if out_scale_layout == "linear" else (length,)

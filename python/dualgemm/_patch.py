@@ -360,6 +360,7 @@ class Plan:
         why = self.left_on(device, down.weight)
         if why is None and device.type == "cuda" and self.quantize_a == "dynamic":
             why = f'on {device}, where quantize_a="dynamic" is for what goes into gate and up alone'
+        in_16_bits = not in_4_bits & DOWN and self.is_in_16_bits(f"{name}.{down_name}", down)
         if not in_4_bits & DOWN:
             why = self.absent(f"{name}.{down_name}")
         quantize_a, quantize_hidden = self.nn.both(self.quantize_a)
@@ -391,11 +392,12 @@ class Plan:
             if not why:
                 return self.nn.NVFP4GatedMLP.from_checkpoint(found.checkpoint, found.layer, device=device, **which, **common)
             weights = Weights.from_checkpoint(found.checkpoint, found.layer, device=device, **which)
-            return self.nn.NVFP4GatedMLP(weights, down, quantize_a=self.quantize_a)
+            last = self.nn.FloatLinear.of(down) if in_16_bits else down
+            return self.nn.NVFP4GatedMLP(weights, last, quantize_a=self.quantize_a)
 
-        if why:
-            self.left[f"{name}.{down_name}"] = why
-        what = "MLPs but for their down projections" if why else "MLPs"
+        what = "MLPs with down projections in 16 bits" if in_16_bits else "MLPs"
+        if why and not in_16_bits:
+            self.left[f"{name}.{down_name}"], what = why, "MLPs but for their down projections"
         activation = found.checkpoint._activation(found.layer, found.kind)
         return Step(name, what, make, [h, n, k], activation, down.weight.dtype, "in parts" if split else "whole")
 
@@ -449,6 +451,11 @@ class Plan:
             return "its model reads its weights and bias by itself"
         return of_its_own(module) or self.left_on(self.device(name, module.weight), module.weight)
 
+    def is_in_16_bits(self, name, module):
+        """Whether a linear layer in floats can be a :class:`dualgemm.nn.FloatLinear`. A class of its own does something else, too."""
+        in_16_bits = type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES
+        return in_16_bits and self.device(name, module.weight).type != "cuda"
+
     def linear(self, name, module):
         if not isinstance(module, torch.nn.Linear):
             return None
@@ -458,9 +465,7 @@ class Plan:
         if why and of:
             why += f"; its weights are those of {of}"
         if why:
-            # A class of its own does something else, too.
-            in_16_bits = type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES
-            if held is None and in_16_bits and self.device(name, module.weight).type != "cuda":
+            if held is None and self.is_in_16_bits(name, module):
                 return Step(name, "linear layers in 16 bits", lambda: self.nn.FloatLinear.of(module))
             self.left[name] = why
             return None

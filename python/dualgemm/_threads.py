@@ -14,8 +14,8 @@ _torchs, _asked = None, False
 def follow(torch):
     """Takes over torch's threads if their number has changed, as many of them as are valid here."""
     global _torchs
-    if not _asked and (threads := min(torch.get_num_threads(), _dualgemm.MOST_THREADS)) != _torchs:
-        _dualgemm.set_num_threads(threads, _parallel(torch))
+    if not _asked and (threads := torch.get_num_threads()) != _torchs:
+        _dualgemm.set_num_threads(min(threads, _dualgemm.MOST_THREADS), _parallel(torch))
         _torchs = threads
 
 

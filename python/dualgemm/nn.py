@@ -46,22 +46,23 @@ class Packed(torch.nn.Module):
         self.weights, self.quantize_a, self.group, self.split = weights, quantize_a, group, split
         self._operation, self._how, self._more = operation, how, more
         self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
+        # Devices take longer to compare.
+        self._is_on_cpu = self._place.type == "cpu"
 
     def _compute(self, x, *routing):
         # As torch's own linear layers.
         kind = "cpu" if x.is_cpu else "cuda" if x.is_cuda else None
-        if kind and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+        if torch._C._is_any_autocast_enabled() and kind and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype(kind))
-        device = x.device
-        moves = kind and device != self._place
-        if moves:
+        device = None if kind is None or x.is_cpu and self._is_on_cpu or x.device == self._place else x.device
+        if device:
             x, *routing = (t.to(self._place) for t in (x, *routing))
         # An operator of torch takes longer to call than a small layer to compute.
         if kind is None or is_followed(torch, x):
             y = _torch.call(self._operation, x, self.weights, None, self._how, self._more, routing)
         else:
             y = floats(x, self.weights, None, None, self._how, self._more, routing)
-        return y.to(device) if moves else y
+        return y.to(device) if device else y
 
     def _summed(self, y):
         """The sum over the ranks, where their parts are parts of a sum."""

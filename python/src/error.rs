@@ -106,7 +106,7 @@ pub(crate) use refuse;
 
 /// A message of the command with `--top-k` said as `top_k`. Other words that begin with two hyphens, such as parts of paths
 /// and options of a whole command line (`--top-k=2`), stay.
-fn as_arguments(message: &str) -> String {
+pub fn as_arguments(message: &str) -> String {
     let message = message.rsplit_once("; see dualgemm").map_or(message, |(message, _)| message);
     let mut out = String::with_capacity(message.len());
     let mut rest = message;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dualgemm::checkpoint::MlpKind;
+use dualgemm::checkpoint::{MlpInfo, MlpKind};
 use dualgemm::gemm::{RouterWeights, Routing};
 use dualgemm::{LayerCall, PackedLayer};
 use pyo3::prelude::*;
@@ -21,6 +21,9 @@ use crate::{device, pool};
 /// The routed experts of one layer in the order of the kernels.
 #[pyclass(module = "dualgemm", frozen, extends = Gated)]
 pub struct Experts {
+    /// Where a checkpoint has them.
+    #[pyo3(get)]
+    name: Option<String>,
     /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
     #[pyo3(get, name = "_places")]
     places: Vec<i32>,
@@ -34,11 +37,12 @@ impl Experts {
         py: Python<'_>,
         layer: PackedLayer,
         facts: MlpFacts,
+        name: Option<String>,
         (here, count): (Vec<usize>, usize),
     ) -> PyResult<Py<Self>> {
         let mut places = vec![-1; count];
         here.iter().enumerate().for_each(|(place, &expert)| places[expert] = place as i32);
-        Py::new(py, Gated::base(layer, facts).add_subclass(Self { places, here }))
+        Py::new(py, Gated::base(layer, facts).add_subclass(Self { name, places, here }))
     }
 
     /// A router's choices in this machine's memory, by places.
@@ -58,6 +62,14 @@ impl Experts {
             *id = usize::try_from(*id).map_or(-1, |id| self.places[id]);
         }
         Ok((Choices::Here(ids, weights), top_k))
+    }
+
+    /// The error of a call, with the name of the layer.
+    fn named(&self, py: Python<'_>, error: PyErr) -> PyErr {
+        match &self.name {
+            Some(name) => PyErr::from_type(error.get_type(py), format!("{name}: {}", error.value(py))),
+            None => error,
+        }
     }
 }
 
@@ -147,7 +159,7 @@ impl Experts {
         origin.set_item("count", count)?;
         origin.set_item("router_weights", router_weights)?;
         let router = router_weights.map(router_named).transpose()?;
-        let (packed, facts, experts) = options.with_checkpoint(py, path, |checkpoint| {
+        let (packed, facts, name, experts) = options.with_checkpoint(py, path, |checkpoint| {
             let first = experts.as_ref().and_then(|experts| experts.first()).copied().unwrap_or(0);
             let layer = options.layer_of(checkpoint, Some(first))?.number;
             checkpoint.check_whole(layer, MlpKind::Experts)?;
@@ -166,9 +178,11 @@ impl Experts {
             let facts = common(all)?;
             let each = here.iter().map(|expert| Ok::<_, anyhow::Error>(read(expert)?.0));
             let packed = PackedLayer::mixture(facts.shape(), router, each, options.target.clone())?;
-            Ok((packed, facts, (here, count)))
+            let is_this = |mlp: &MlpInfo| (mlp.layer, mlp.kind) == (layer, MlpKind::Experts);
+            let name = checkpoint.mlps().into_iter().find(is_this).map(|mlp| mlp.path);
+            Ok((packed, facts, name, (here, count)))
         })?;
-        let this = Self::make(py, packed, facts, experts)?;
+        let this = Self::make(py, packed, facts, name, experts)?;
         Packed::came_from(this.bind(py), path, layer, origin)?;
         Ok(this)
     }
@@ -197,7 +211,7 @@ impl Experts {
         let facts = common(facts).map_err(facade)?;
         let each = mlps.into_iter().map(Ok::<_, dualgemm::Error>);
         let packed = pool::run(py, || PackedLayer::mixture(facts.shape(), router, each, target))?;
-        Self::make(py, packed.map_err(facade)?, facts, (here, experts.len()))
+        Self::make(py, packed.map_err(facade)?, facts, None, (here, experts.len()))
     }
 
     /// Experts that the router knows.
@@ -236,7 +250,10 @@ impl Experts {
         let quantize = facts.quantize(quantize_a, quantize_hidden)?;
         let tokens = source.rows()?;
         let (choices, top_k) = match source.place() {
-            Place::Cpu => this.choices(topk_ids, topk_weights, tokens)?,
+            Place::Cpu => {
+                let choices = this.choices(topk_ids, topk_weights, tokens);
+                choices.map_err(|error| this.named(slf.py(), error))?
+            }
             place => {
                 let (routing, top_k) = device::choices((topk_ids, topk_weights), (place, tokens), add)?;
                 (Choices::OnDevice(routing), top_k)

@@ -52,6 +52,7 @@ fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(challenge::challenge_scales, module)?)?;
     module.add_function(wrap_pyfunction!(challenge::reference, module)?)?;
     module.add_function(wrap_pyfunction!(tools::command, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::options, module)?)?;
     module.add_function(wrap_pyfunction!(tools::main, module)?)?;
     module.add("MOST_THREADS", pool::MOST_THREADS)?;
     module.add_function(wrap_pyfunction!(pool::set_num_threads, module)?)?;

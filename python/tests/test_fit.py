@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from conftest import dequantized
+from conftest import dequantized, rel_l2
 from test_model import SMALL, llama, load, log_probabilities, on_dequantized, qwen3_moe, saved
 
 import dualgemm
@@ -86,6 +86,68 @@ def test_a_module_is_run_to_see_what_it_computes():
         (Scaled(silu, limit=200.0), "silu", False),
     ]:
         assert is_plain_mlp(module, gates, "down_proj", activation) == plain, (module, activation)
+
+
+def in_formats(floats, path, formats):
+    """Quantizes a model whose MLPs have their matrices in these formats, and returns the values of what is in 4 bits."""
+    dualgemm.quantize_model(floats, path, skip=[part for part, format in formats.items() if format == "floats"])
+    held, values, algorithms = load_file(floats / "model.safetensors"), {}, {}
+
+    def change(t):
+        for module in [name.removesuffix(".weight_scale") for name in t if name.endswith(".weight_scale")]:
+            q = dualgemm.Quantized(t[f"{module}.weight"], t[f"{module}.weight_scale"], float(t[f"{module}.weight_scale_2"]))
+            format = formats.get(module.rpartition(".")[2], "nvfp4")
+            if format == "mxfp4":
+                q = dualgemm.quantize(held[f"{module}.weight"].float(), format=format)
+                t |= {f"{module}.weight": q.codes, f"{module}.weight_scale": q.scales.view(torch.uint8)}
+                del t[f"{module}.weight_scale_2"]
+            values[f"{module}.weight"], algorithms[module] = dualgemm.dequantize(q), {"quant_algo": format.upper()}
+        return t
+
+    changed(path, change)
+    config = json.loads((path / "config.json").read_text())
+    how = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
+    (path / "hf_quant_config.json").unlink()
+    return values
+
+
+@pytest.mark.parametrize("gate,up,down,replaced", [
+    ("nvfp4", "nvfp4", "floats", {"": "MLPs with down projections in 16 bits"}),
+    ("mxfp4", "mxfp4", "floats", {"": "MLPs with down projections in 16 bits"}),
+    ("nvfp4", "nvfp4", "mxfp4", {"": "MLPs"}),
+    ("mxfp4", "mxfp4", "nvfp4", {"": "MLPs"}),
+    ("floats", "floats", "nvfp4", {"gate": "linear layers in 16 bits", "up": "linear layers in 16 bits", "down": "linear layers"}),
+    ("nvfp4", "floats", "mxfp4", {"gate": "linear layers", "up": "linear layers in 16 bits", "down": "linear layers"}),
+    ("floats", "mxfp4", "floats", {"gate": "linear layers in 16 bits", "up": "linear layers", "down": "linear layers in 16 bits"}),
+])  # fmt: skip
+def test_nothing_of_an_mlp_in_several_formats_is_left_to_torch_close(tmp_path, gate, up, down, replaced):
+    floats = saved(llama(), tmp_path / "floats")
+    values = in_formats(floats, tmp_path / "q", {"gate_proj": gate, "up_proj": up, "down_proj": down})
+    model, want = load(floats, torch.bfloat16), load(floats)
+    want.load_state_dict(want.state_dict() | values)
+    report, mlp = nn.patch_model(model, tmp_path / "q"), "model.layers.0.mlp"
+    of_mlp = {name: what for name, what in report.replaced.items() if name.startswith(mlp)}
+    assert of_mlp == {f"{mlp}.{part}_proj" if part else mlp: what for part, what in replaced.items()}
+    assert not report.left and not report.unused
+    assert not [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert rel_l2(model.get_submodule(mlp)(x).float(), want.get_submodule(mlp)(x.float())) < 1e-2
+    in_f32 = load(floats)
+    nn.patch_model(in_f32, tmp_path / "q")
+    assert (log_probabilities(in_f32, IDS) - log_probabilities(want, IDS)).abs().max() < 1e-3
+
+
+def test_gate_and_up_in_two_formats_are_named_and_leave_the_model_as_it_was(tmp_path):
+    floats = saved(llama(), tmp_path / "floats")
+    in_formats(floats, tmp_path / "q", {"up_proj": "mxfp4"})
+    model = load(floats)
+    before = [id(m) for m in model.modules()]
+    message = r"layers.0.mlp.gate_proj.weight is nvfp4 .*up_proj.weight is mxfp4 .*; gate and up must have one shape and format$"
+    with pytest.raises(dualgemm.CheckpointError, match=message):
+        nn.patch_model(model, tmp_path / "q")
+    assert [id(m) for m in model.modules()] == before
 
 
 def mixtral():

@@ -112,6 +112,17 @@ def test_what_stays_in_floats_is_read_from_the_file_close(tmp_path, config, skip
     assert load_file(path / "model.safetensors").keys() == load_file(tmp_path / "again" / "model.safetensors").keys()
 
 
+def test_a_down_projection_in_16_bits_is_read_where_it_lies(tmp_path):
+    floats = saved(llama(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", skip=["down_proj"])
+    model, patched = load(tmp_path / "q", torch.bfloat16), load(floats, torch.bfloat16)
+    nn.patch_model(patched, tmp_path / "q")
+    assert {type(m.model.layers[1].mlp.down_proj) for m in (model, patched)} == {nn.FloatLinear}
+    assert torch.equal(log_probabilities(model, IDS), log_probabilities(patched, IDS))
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(log_probabilities(load(tmp_path / "again", torch.bfloat16), IDS), log_probabilities(model, IDS))
+
+
 def test_a_head_in_16_bits_stays_tied(tmp_path):
     _, path = made(tmp_path, llama(tie_word_embeddings=True), "modelopt")
     model = load(path, torch.bfloat16)

@@ -356,6 +356,17 @@ def test_experts_that_lack_a_projection_are_named(tmp_path):
         nn.patch_model(model, tmp_path / "q")
 
 
+def test_routing_that_is_wrong_names_the_layer(tmp_path):
+    floats = saved(qwen3_moe(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    model, x, ones = load(floats), torch.ones(1, 64), torch.ones(1, 1)
+    nn.patch_model(model, tmp_path / "q")
+    name = "model.layers.0.mlp.experts"
+    for expert, weight, why in ((8, 1, r"topk_ids\[0, 0\] is 8"), (0, torch.nan, r"topk_weights\[0, 0\] is NaN")):
+        with pytest.raises(dualgemm.OperandError, match=rf"^{name}: {why}"):
+            model.get_submodule(name)(x, ones.long() * expert, ones * weight)
+
+
 def test_models_without_memory_of_their_own_are_patched_from_a_skeleton(tiny):
     """The floats are never there, nor twice what is in 4 bits."""
     with torch.device("meta"):

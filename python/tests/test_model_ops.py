@@ -243,6 +243,17 @@ def test_routing_that_is_wrong_is_refused():
         dualgemm.experts(a, ids, ones, w, add=True)
 
 
+def test_routing_that_is_wrong_for_a_checkpoints_experts_names_the_layer(testdata):
+    w, a = dualgemm.Experts.from_checkpoint(testdata / "producers" / "mlx-nvfp4-experts"), np.ones((1, 32), np.float32)
+    for expert, weight, why in [
+        (2, 1, r"topk_ids\[0, 0\] is 2; .* numbers below 2, or -1 for none"),
+        (1 << 32, 1, "topk_ids: 4294967296 is no number of an expert"),
+        (1, np.nan, r"topk_weights\[0, 0\] is NaN; .* finite numbers"),
+    ]:
+        with pytest.raises(dualgemm.OperandError, match=rf"^model\.layers\.0\.mlp\.switch_mlp: {why}"):
+            dualgemm.experts(a, np.array([[expert]]), np.array([[weight]], np.float32), w)
+
+
 def test_weights_that_do_not_belong_together_are_refused(path):
     good = mlp_of(32, 64, 48)
     with pytest.raises(dualgemm.OperandError, match=r"down is \[48, 64\].* K = 32, the features of gate"):

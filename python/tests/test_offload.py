@@ -75,7 +75,7 @@ def test_tokens_come_to_the_weights_and_results_go_back(monkeypatch, block):
         return to(self, where, *more)
 
     monkeypatch.setattr(torch.Tensor, "to", recorded)
-    module._place = torch.device("cpu", 0)
+    module._place, module._is_on_cpu = torch.device("cpu", 0), False
     assert torch.equal(module(*args), want)
     assert sent == [*((tuple(t.shape), "cpu:0") for t in args), ((4, 64), "cpu")]
 

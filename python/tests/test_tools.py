@@ -1,6 +1,9 @@
 """The functions that are subcommands of the command."""
 
+import inspect
 import pickle
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -93,3 +96,22 @@ def test_the_command_is_a_module_of_the_package(layer14):
     done = run("inspect", "nowhere")
     assert done.returncode == 2 and done.stderr.startswith("error: nowhere") and done.stderr.count("\n") == 1
     assert "quantize" in run("--help").stdout
+
+
+@pytest.mark.parametrize("function,subcommand", [
+    (dualgemm.run, "run"), (dualgemm.bench, "bench"), (dualgemm.simulate, "sim"), (dualgemm.inspect, "inspect"),
+    (dualgemm.validate, "validate"), (dualgemm.convert, "convert"), (dualgemm.quantize_model, "quantize"),
+])  # fmt: skip
+def test_help_shows_every_option_of_the_command(function, subcommand):
+    command = [sys.executable, "-m", "dualgemm", subcommand, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    options = {name.replace("-", "_") for name in re.findall(r"^ +(?:-\w, )?--([\w-]+)", shown, re.MULTILINE)}
+    options -= {"json", "verbose", "help"}
+    parameters = inspect.signature(function).parameters
+    assert len(options) > 4 and options <= parameters.keys()
+    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    text = pydoc.plain(pydoc.render_doc(function))
+    # By itself where the function names it, with the command's words where it is handed on.
+    assert [name for name in options if not re.search(rf"\b{name}\b", text)] == []
+    handed_on = options - set(function.__code__.co_varnames)
+    assert handed_on == set(re.findall(r"^ {8}(\w+): \S.+$", text, re.MULTILINE))

@@ -90,7 +90,7 @@ pub enum Error {
     #[error("{module}: is not quantized: {why}; a 4-bit weight (nvfp4 or mxfp4) is needed")]
     NotQuantized { module: String, why: String },
     /// Gate and up do not belong together.
-    #[error("{gate} is {gate_shape} and {up} is {up_shape}; gate and up must have one shape")]
+    #[error("{gate} is {gate_shape} and {up} is {up_shape}; gate and up must have one shape and format")]
     HalvesDiffer { gate: String, gate_shape: String, up: String, up_shape: String },
     /// An expert is not as the others of its layer are.
     #[error("{module}: is {found}, and {usual}; experts of a layer have one shape and format{more}")]

@@ -33,7 +33,7 @@ use std::io::IsTerminal as _;
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 
 use crate::args::Cli;
 use crate::command::Verdict;
@@ -112,6 +112,17 @@ pub fn document(args: impl IntoIterator<Item = OsString>) -> Result<Document, Fa
     let output = Output::document();
     let verdict = command::run(&cli.command, &output)?;
     Ok(Document { json: output.into_document(), right: verdict == Verdict::Right })
+}
+
+/// The options of a subcommand, each with whether it is a flag and what its help says; none if there is no such subcommand.
+pub fn options(subcommand: &str) -> Vec<(String, bool, String)> {
+    let command = Cli::command();
+    let arguments = command.find_subcommand(subcommand).into_iter().flat_map(clap::Command::get_arguments);
+    let named = |arg: &clap::Arg| {
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        Some((arg.get_long()?.to_owned(), !arg.get_action().takes_values(), help))
+    };
+    arguments.filter_map(named).collect()
 }
 
 fn init_tracing(verbose: u8) {
