@@ -1,10 +1,10 @@
 """Times the CPU peers and dualgemm side by side: round-robin, one process at a time, same operands.
 
-    python3 benchmarks/peers/compare.py [--op gate-up|linear|mlp] [--shapes MxNxK,…] [--peers NAME,…] [--record FILE.csv] [--json]
+    python3 benchmarks/peers/compare.py [--op gate-up|linear|mlp|moe] [--shapes MxNxK,…] [--peers NAME,…] [--record FILE.csv] [--json]
 
 Every peer is a worker, a process that packs its weights once and then takes turns:
 
-    worker PEER FOLDER M N K COLD_BYTES THREADS [OP]
+    worker PEER FOLDER M N K COLD_BYTES THREADS OP EXPERTS TOP_K
     its first line of output    {"weights_bytes": …, "sets": …}, after writing C to FOLDER/M/PEER.c
     a line of input             seconds; the worker runs for at least that long
     a line of output            [µs, …], one per run; the first run of a turn counts only if it fills the turn
@@ -44,19 +44,23 @@ OURS = {
     "dualgemm-w4a16-bf16": ([RUST / "dualgemm"], "bf16"),
     "dualgemm-w4a16-f32": ([RUST / "dualgemm"], "f32"),
 }
+# Multiplications and additions of one M·N·K.
+FLOPS = {"gate-up": 4, "linear": 2, "mlp": 6, "moe": 6 * operands.TOP_K}
+# Worker, and what it can do.
 PEERS = {
-    "ggml-nvfp4": GGML,
-    "ggml-f16": GGML,
-    "ik-q4_0_r8": IK,
-    "ik-q4_k_r4-fused": IK,
-    "torch-fbgemm-int8": PYTHON,
-    "onnxruntime-f32": PYTHON,
-    "gemm-f32": [RUST / "gemm_f32"],
+    "ggml-nvfp4": (GGML, FLOPS),
+    "ggml-f16": (GGML, FLOPS),
+    "ik-q4_0_r8": (IK, FLOPS),
+    "ik-q4_k_r4-fused": (IK, FLOPS),
+    "torch-fbgemm-int8": (PYTHON, ["gate-up"]),
+    "onnxruntime-f32": (PYTHON, ["gate-up"]),
+    "gemm-f32": ([RUST / "gemm_f32"], ["gate-up"]),
+    "kt-nvfp4": (PYTHON, ["moe"]),
+    "kt-mxfp4": (PYTHON, ["moe"]),
+    "kt-int8": (PYTHON, ["moe"]),
 }
-# Multiplications and additions of one M·N·K, and who can do it beside gate and up.
-FLOPS = {"gate-up": 4, "linear": 2, "mlp": 6}
-ANY_OP = [name for name, command in PEERS.items() if command in (GGML, IK)]
 SHAPES = "1x4096x7168,16x4096x7168,64x4096x7168,256x3072x4096,256x4096x7168,512x4096x7168"
+MOE_SHAPES = "1x2048x7168,16x2048x7168,64x2048x7168,512x2048x7168"
 
 
 class Worker:
@@ -64,8 +68,8 @@ class Worker:
 
     def __init__(self, name, command, folder, shape, cold_bytes, options):
         self.name, self.turns, threads = name, [], options.threads
-        arguments = [*command, name, folder, *shape, cold_bytes, threads]
-        arguments += [] if options.op == "gate-up" else [options.op]
+        mixture = (operands.EXPERTS, operands.TOP_K) if options.op == "moe" else (1, 1)
+        arguments = [*command, name, folder, *shape, cold_bytes, threads, options.op, *mixture]
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             list(map(str, arguments)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -125,7 +129,7 @@ def take_turns(ours, theirs, options):
 def compare(shape, cold, peers, here, options):
     """Rows of the table for one shape."""
     m, n, k = shape
-    folder = install.HOME / f"operands/{n}x{k}"
+    folder = install.HOME / f"operands/{n}x{k}{f'x{operands.EXPERTS}' if options.op == 'moe' else ''}"
     operands.make(folder, m, n, k, options.op)
     # Four times the last cache: what a set of weights left there is gone when its next turn comes.
     cold_bytes = 4 * here["l3_bytes"] if cold else 0
@@ -178,8 +182,9 @@ def show(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", default=SHAPES, help="MxNxK, comma-separated; M = 1 is measured cold and warm")
-    parser.add_argument("--op", choices=FLOPS, default="gate-up", help="mlp has a down projection back to K")
+    parser.add_argument("--shapes", help="MxNxK, comma-separated; M = 1 is measured cold and, but for moe, warm")
+    operations = f"mlp has a down projection back to K; moe is {operands.EXPERTS} of them, {operands.TOP_K} for each token"
+    parser.add_argument("--op", choices=FLOPS, default="gate-up", help=operations)
     parser.add_argument("--peers", help="comma-separated; without it, all that know the operation")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
@@ -187,17 +192,17 @@ def main():
     parser.add_argument("--record", type=Path, metavar="FILE.csv", help="append the rows")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     options = parser.parse_args()
-    known = list(PEERS) if options.op == "gate-up" else ANY_OP
+    known = [name for name, (_, can) in PEERS.items() if options.op in can]
     names = options.peers.split(",") if options.peers else known
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no peer for {options.op} is called {unknown[0]}; there are: {', '.join(known)}")
     here, rows = machine(), []
     about = {"date": datetime.date.today().isoformat(), "commit": install.COMMIT.read_text().strip(), **here}
     about["threads"] = options.threads
-    for text in options.shapes.split(","):
+    for text in (options.shapes or (MOE_SHAPES if options.op == "moe" else SHAPES)).split(","):
         shape = tuple(map(int, text.split("x")))
-        for cold in (True, False) if shape[0] == 1 else (True,):
-            case = list(compare(shape, cold, {name: PEERS[name] for name in names}, here, options))
+        for cold in (True, False) if shape[0] == 1 and options.op != "moe" else (True,):
+            case = list(compare(shape, cold, {name: PEERS[name][0] for name in names}, here, options))
             rows += case
             if not options.json:
                 show(case)

@@ -1,6 +1,7 @@
 // ggml or ik_llama.cpp (same API, other kernels) as a worker; the protocol is in compare.py.
 // One graph: two products and silu(gate)*up, or ik_llama.cpp's operation that fuses all three; and the down projection of a
-// whole MLP. A linear layer is the first product alone.
+// whole MLP. A linear layer is the first product alone. Of a mixture, the products pick each row's experts, ik_llama.cpp's
+// operation is always the fused one, and the weighted sum follows, each as the libraries' own models have it.
 
 #include "ggml.h"
 #if __has_include("ggml-cpu.h") // ggml; ik_llama.cpp has everything in ggml.h
@@ -73,8 +74,8 @@ static std::vector<uint8_t> pack(ggml_type type, const std::string & base, int64
 }
 
 int main(int argc, char ** argv) {
-    if (argc != 8 && argc != 9) {
-        std::fprintf(stderr, "usage: %s PEER FOLDER M N K COLD_BYTES THREADS [gate-up|linear|mlp]\n", argv[0]);
+    if (argc != 11) {
+        std::fprintf(stderr, "usage: %s PEER FOLDER M N K COLD_BYTES THREADS OP EXPERTS TOP_K\n", argv[0]);
         return 2;
     }
     const Peer * peer = nullptr;
@@ -89,42 +90,69 @@ int main(int argc, char ** argv) {
     const int64_t m = std::atoll(argv[3]), n = std::atoll(argv[4]), k = std::atoll(argv[5]);
     const size_t cold_bytes = std::atoll(argv[6]);
     const int threads = std::atoi(argv[7]);
-    const std::string op = argc == 9 ? argv[8] : "gate-up";
-    const bool linear = op == "linear", mlp = op == "mlp";
+    const std::string op = argv[8], operands = folder + "/" + argv[3] + "/";
+    const int64_t experts = std::atoll(argv[9]), top_k = std::atoll(argv[10]);
+    const bool linear = op == "linear", moe = op == "moe", mlp = moe || op == "mlp";
 #ifdef GGML_UPSTREAM
     ggml_cpu_init();
 #endif
 
     const auto some = [&](bool wanted, const char * name, int64_t rows, int64_t columns) {
-        return wanted ? pack(peer->type, folder + name, rows, columns) : std::vector<uint8_t>();
+        return wanted ? pack(peer->type, folder + name, experts * rows, columns) : std::vector<uint8_t>();
     };
     const auto gate = some(true, "/b1", n, k), up = some(!linear, "/b2", n, k), down = some(mlp, "/b3", k, n);
     const size_t weights_bytes = gate.size() + up.size() + down.size(), sets = 1 + cold_bytes / weights_bytes;
-    const size_t h_bytes = m * n * sizeof(float), a_bytes = m * k * sizeof(float), c_bytes = mlp ? a_bytes : h_bytes;
-    const size_t graph_bytes = weights_bytes + 3 * h_bytes + a_bytes + (1 << 20);
-    ggml_context * ctx = ggml_init({sets * graph_bytes + a_bytes, nullptr, false});
+    // Three of what is between, and as many of what the experts make: as it comes, weighted, in sum.
+    const size_t graph_bytes = weights_bytes + 3 * top_k * m * (n + k) * sizeof(float) + (1 << 20);
+    ggml_context * ctx = ggml_init({(sets + 1) * graph_bytes, nullptr, false});
     const auto weights = [&](const std::vector<uint8_t> & packed, int64_t rows, int64_t columns) {
-        ggml_tensor * t = ggml_new_tensor_2d(ctx, peer->type, columns, rows);
+        ggml_tensor * t = ggml_new_tensor_3d(ctx, peer->type, columns, rows, experts);
         std::memcpy(t->data, packed.data(), packed.size());
         return t;
     };
-    ggml_tensor * a = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, k, m);
-    std::memcpy(a->data, read<float>(folder + "/" + argv[3] + "/a.f32", m * k).data(), a_bytes);
+    // Numbers of four bytes: A, the experts of each row and their weights.
+    const auto input = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2) {
+        ggml_tensor * t = ggml_new_tensor_3d(ctx, type, n0, n1, n2);
+        std::memcpy(t->data, read<float>(operands + name, n0 * n1 * n2).data(), ggml_nbytes(t));
+        return t;
+    };
+    ggml_tensor * a = input("a.f32", GGML_TYPE_F32, k, moe ? 1 : m, moe ? m : 1), *ids = nullptr, *router = nullptr;
+    if (moe) {
+        ids = input("ids.i32", GGML_TYPE_I32, top_k, m, 1);
+        router = input("router.f32", GGML_TYPE_F32, 1, top_k, m);
+    }
+    const auto product = [&](ggml_tensor * b, ggml_tensor * x) {
+        return moe ? ggml_mul_mat_id(ctx, b, x, ids) : ggml_mul_mat(ctx, b, x);
+    };
     std::vector<ggml_cgraph *> graphs;
     std::vector<uint8_t> work;
     ggml_tensor * c = nullptr;
     for (size_t set = 0; set < sets; set++) {
         ggml_tensor * b1 = weights(gate, n, k);
         if (linear) {
-            c = ggml_mul_mat(ctx, b1, a);
+            c = product(b1, a);
         } else {
             ggml_tensor * b2 = weights(up, n, k);
+            c = nullptr;
 #ifndef GGML_UPSTREAM
-            if (peer->fused) c = ggml_fused_up_gate(ctx, b2, b1, a, GGML_UNARY_OP_SILU);
+            if (moe) c = ggml_moe_up_gate(ctx, b2, b1, a, ids, GGML_UNARY_OP_SILU);
+            else if (peer->fused) c = ggml_fused_up_gate(ctx, b2, b1, a, GGML_UNARY_OP_SILU);
 #endif
-            if (!peer->fused) c = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, b1, a), ggml_mul_mat(ctx, b2, a));
+            if (!c) c = ggml_swiglu_split(ctx, product(b1, a), product(b2, a));
         }
-        if (mlp) c = ggml_mul_mat(ctx, weights(down, k, n), c);
+        if (mlp) c = product(weights(down, k, n), c);
+        if (moe) {
+#ifdef GGML_UPSTREAM
+            ggml_tensor * weighted = ggml_mul(ctx, c, router);
+            const auto of_choice = [&](int64_t j) {
+                return ggml_view_2d(ctx, weighted, k, m, weighted->nb[2], j * weighted->nb[1]);
+            };
+            c = of_choice(0);
+            for (int64_t j = 1; j < top_k; j++) c = ggml_add(ctx, c, of_choice(j));
+#else
+            c = ggml_mul_multi_add(ctx, c, router);
+#endif
+        }
         graphs.push_back(ggml_new_graph(ctx));
         ggml_build_forward_expand(graphs.back(), c);
     }
@@ -147,8 +175,7 @@ int main(int argc, char ** argv) {
     };
 
     for (size_t set = 0; set < sets; set++) run(); // the last one's C is the one that is written
-    std::ofstream(folder + "/" + argv[3] + "/" + argv[1] + ".c", std::ios::binary)
-        .write(static_cast<const char *>(c->data), c_bytes);
+    std::ofstream(operands + argv[1] + ".c", std::ios::binary).write(static_cast<const char *>(c->data), ggml_nbytes(c));
     std::printf("{\"weights_bytes\": %zu, \"sets\": %zu}\n", weights_bytes, sets);
     std::fflush(stdout);
     double seconds;

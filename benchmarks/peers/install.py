@@ -3,7 +3,7 @@
     python3 benchmarks/peers/install.py [python] [ggml] [workers] [rust]     (all four without arguments)
 
 Everything lands in $DUALGEMM_PEERS (default ~/.cache/dualgemm-peers); a step that is done is quick to repeat.
-Needs a C++ compiler, Cargo, 5 GB of disk (nearly all of it torch) and about ten minutes.
+Needs a C++ compiler, Cargo, 6 GB of disk (nearly all of it torch) and about a quarter of an hour.
 """
 
 import os
@@ -19,10 +19,13 @@ HOME = Path(os.environ.get("DUALGEMM_PEERS") or CACHE / "dualgemm-peers")
 PYTHON = HOME / "venv/bin/python"
 BIN = HOME / "bin"
 COMMIT = HOME / "dualgemm-commit"
-# The sdist carries llama.cpp, and that carries ggml; the wheel on PyPI has no headers.
-GGML_SDIST = "llama-cpp-python==0.3.36"
-LLAMA = "llama_cpp_python-*/vendor/llama.cpp"
-GGML = HOME / "build-ggml"
+# These carry llama.cpp and ik_llama.cpp, and those carry ggml. Wheels are not for this processor alone, or have no headers.
+SDISTS = {
+    "ggml": ("llama-cpp-python==0.3.36", "llama_cpp_python-*/vendor/llama.cpp"),
+    "ik": ("ik-llama-cpp-python==0.1.5", "ik_llama_cpp_python-*/vendor/ik_llama.cpp"),
+}
+# Without the GPU libraries that it asks for: its extension modules load alone.
+KT = "kt-kernel==0.7.2"
 
 
 def run(*command, **options):
@@ -35,46 +38,39 @@ def python():
     if not PYTHON.exists():
         venv.create(HOME / "venv", with_pip=True)
     run(PYTHON, "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt")
+    run(PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", KT)
 
 
 def ggml():
-    """ggml alone, for this processor, with the options that llama.cpp has by default."""
-    source = HOME / "src"
-    source.mkdir(parents=True, exist_ok=True)
-    if not any(source.glob("*.tar.gz")):
-        run(PYTHON, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", source, GGML_SDIST)
-    with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
-        archive.extractall(source, filter="data")
+    """ggml alone, once llama.cpp's and once ik_llama.cpp's, for this processor, with the options that they have by default."""
     cmake = HOME / "venv/bin/cmake"
     tools = {**os.environ, "PATH": f"{cmake.parent}:{os.environ['PATH']}"}
-    options = [f"-DLLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")]
-    run(
-        cmake,
-        "-S",
-        next(source.glob(LLAMA)),
-        "-B",
-        GGML,
-        "-G",
-        "Ninja",
-        "-DCMAKE_BUILD_TYPE=Release",
-        *options,
-        env=tools,
-    )
-    run(cmake, "--build", GGML, "--target", "ggml", "-j", os.cpu_count(), env=tools)
+    for name, (sdist, folder) in SDISTS.items():
+        source, build = HOME / f"src/{name}", HOME / f"build-{name}"
+        source.mkdir(parents=True, exist_ok=True)
+        if not any(source.glob("*.tar.gz")):
+            package = sdist.split("==")[0]
+            run(PYTHON, "-m", "pip", "download", "--no-deps", "--no-binary", package, "-d", source, sdist)
+        with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
+            archive.extractall(source, filter="data")
+        options = [f"-DLLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")]
+        # Attention, which nothing here computes, would be most of ik_llama.cpp's build.
+        options += ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_IQK_FLASH_ATTENTION=OFF"]
+        run(cmake, "-S", next(source.glob(folder)), "-B", build, "-G", "Ninja", *options, env=tools)
+        run(cmake, "--build", build, "--target", "ggml", "-j", os.cpu_count(), env=tools)
 
 
 def workers():
-    """The C++ worker, once against ggml and once against ik_llama.cpp."""
+    """The C++ worker, once against each ggml."""
     BIN.mkdir(exist_ok=True)
-    site = next((HOME / "venv/lib").glob("python3*/site-packages"))
-    for name, include, library, link in [
-        ("ggml", next((HOME / "src").glob(f"{LLAMA}/ggml/include")), GGML / "bin", ["-lggml-cpu", "-lggml-base"]),
-        ("ik", site / "include", site / "ik_llama_cpp/lib", ["-lggml"]),
-    ]:
-        # The wheel's own OpenMP library is found by its run path, which the linker does not follow.
-        flags = ["-O2", "-std=c++17", f"-I{include}", f"-L{library}", f"-Wl,-rpath,{library}"]
+    for name, (_, folder) in SDISTS.items():
+        include = next((HOME / f"src/{name}").glob(f"{folder}/ggml/include"))
+        libraries = sorted((HOME / f"build-{name}").rglob("libggml*.so"))
+        paths = {library.parent for library in libraries}
+        flags = ["-O2", "-std=c++17", f"-I{include}", *(f"-Wl,-rpath,{path}" for path in paths)]
+        # ik_llama.cpp's names functions of the attention that is not in it.
         flags += ["-Wl,--allow-shlib-undefined"]
-        run("c++", HERE / "ggml_worker.cpp", "-o", BIN / f"{name}-worker", *flags, *link)
+        run("c++", HERE / "ggml_worker.cpp", "-o", BIN / f"{name}-worker", *flags, *libraries)
 
 
 def rust():

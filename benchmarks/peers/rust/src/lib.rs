@@ -1,6 +1,8 @@
 //! What both workers share: arguments, operand files and the protocol of `compare.py`.
 
+use std::fs::File;
 use std::io::{BufRead, Write};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -20,46 +22,55 @@ pub struct Job {
     pub cold_bytes: usize,
     /// Threads.
     pub threads: usize,
-    /// gate-up, linear or mlp.
+    /// gate-up, linear, mlp or moe.
     pub op: String,
+    /// Of a mixture: its experts.
+    pub experts: usize,
+    /// Experts of each row.
+    pub top_k: usize,
 }
 
 impl Job {
     /// Reads the command line.
     ///
     /// # Panics
-    /// If it is not `PEER FOLDER M N K COLD_BYTES THREADS [OP]`.
+    /// If it is not `PEER FOLDER M N K COLD_BYTES THREADS OP EXPERTS TOP_K`.
     pub fn from_args() -> Self {
         let args: Vec<String> = std::env::args().skip(1).collect();
-        let [peer, folder, numbers @ ..] = args.as_slice() else { panic!("{USAGE}") };
-        let (numbers, op) = numbers.split_at(numbers.len().min(5));
-        let numbers: Vec<usize> = numbers.iter().map(|x| x.parse().expect(USAGE)).collect();
-        let [m, n, k, cold_bytes, threads] = numbers[..] else { panic!("{USAGE}") };
-        let op = op.first().map_or("gate-up", String::as_str).into();
-        Self { peer: peer.clone(), folder: folder.into(), m, n, k, cold_bytes, threads, op }
+        let [peer, folder, m, n, k, cold_bytes, threads, op, experts, top_k] = args.as_slice() else {
+            panic!("usage: PEER FOLDER M N K COLD_BYTES THREADS OP EXPERTS TOP_K")
+        };
+        let number = |text: &String| text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
+        let [m, n, k, cold_bytes, threads] = [m, n, k, cold_bytes, threads].map(number);
+        let [experts, top_k] = [experts, top_k].map(number);
+        let (peer, folder, op) = (peer.clone(), folder.into(), op.clone());
+        Self { peer, folder, m, n, k, cold_bytes, threads, op, experts, top_k }
     }
 
-    /// The bytes of an operand file.
+    /// `len` bytes of an operand file, with `at` times as many before them.
     ///
     /// # Panics
-    /// If it cannot be read.
-    pub fn bytes(&self, name: &str) -> Vec<u8> {
-        let path = self.folder.join(name);
-        std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    /// If they cannot be read.
+    pub fn part(&self, name: &str, at: usize, len: usize) -> Vec<u8> {
+        let (path, mut bytes) = (self.folder.join(name), vec![0; len]);
+        File::open(&path)
+            .and_then(|file| file.read_exact_at(&mut bytes, (at * len) as u64))
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        bytes
     }
 
-    /// The numbers of an operand file.
+    /// `count` numbers of an operand file.
     ///
     /// # Panics
-    /// If it cannot be read.
-    pub fn floats(&self, name: &str) -> Vec<f32> {
-        let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("four bytes"));
-        self.bytes(name).chunks_exact(4).map(number).collect()
+    /// If they cannot be read.
+    pub fn numbers<T>(&self, name: &str, count: usize, from_le_bytes: fn([u8; 4]) -> T) -> Vec<T> {
+        let number = |bytes: &[u8]| from_le_bytes(bytes.try_into().expect("four bytes"));
+        self.part(name, 0, 4 * count).chunks_exact(4).map(number).collect()
     }
 
     /// A of this job.
     pub fn a(&self) -> Vec<f32> {
-        self.floats(&format!("{}/a.f32", self.m))
+        self.numbers(&format!("{}/a.f32", self.m), self.m * self.k, f32::from_le_bytes)
     }
 
     /// Weights that are rotated through.
@@ -73,7 +84,7 @@ impl Job {
     /// If C or the answer cannot be written, or a turn is not a number.
     pub fn serve(&self, weights_bytes: usize, mut run: impl FnMut(usize, &mut [f32])) {
         let sets = self.sets(weights_bytes);
-        let columns = if self.op == "mlp" { self.k } else { self.n };
+        let columns = if matches!(self.op.as_str(), "mlp" | "moe") { self.k } else { self.n };
         let mut c = vec![0f32; self.m * columns];
         for set in 0..sets {
             run(set, &mut c);
@@ -102,5 +113,3 @@ impl Job {
         }
     }
 }
-
-const USAGE: &str = "usage: PEER FOLDER M N K COLD_BYTES THREADS [gate-up|linear|mlp]";

@@ -9,7 +9,7 @@ fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(job.threads).build_global().expect("the first pool");
     let (m, n, k) = (job.m, job.n, job.k);
     let a = job.a();
-    let weights: Vec<f32> = [job.floats("b1.f32"), job.floats("b2.f32")].concat();
+    let weights = ["b1.f32", "b2.f32"].map(|name| job.numbers(name, n * k, f32::from_le_bytes)).concat();
     let weights_bytes = weights.len() * 4;
     let sets = vec![weights; job.sets(weights_bytes)];
     let mut gate_up = vec![0f32; m * 2 * n];
