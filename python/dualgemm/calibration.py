@@ -123,6 +123,9 @@ def calibrate(model, batches):
     A batch is a tensor of token numbers, a dictionary of the model's arguments, or a tuple of them. ``quantize_model(...,
     calibration=...)`` writes the scales; checkpoints with them can be used with ``quantize_a="static"``. The model is left as
     it was.
+
+    ModelOpt runs a model as it is; llm-compressor has it attend by ``eager``, whatever it was loaded with. In bf16 the two
+    round differently, so load it with ``attn_implementation="eager"`` for llm-compressor's scales bit by bit.
     """
     if isinstance(batches, (str, bytes, torch.Tensor, dict)):
         raise TypeError(f"batches is a {type(batches).__name__}; several are needed, as in [batch]")

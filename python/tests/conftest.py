@@ -71,6 +71,35 @@ def dequantized(path):
     return out
 
 
+def said_by_both(ours, theirs):
+    """Whether all that ours says theirs says, too: llm-compressor adds the names of its observers and what is null."""
+    if isinstance(ours, dict):
+        return all(key in theirs and said_by_both(value, theirs[key]) for key, value in ours.items())
+    return ours == theirs
+
+
+def configs(path):
+    """What the files say of the quantization, but for who wrote them."""
+    found = [json.loads((path / "config.json").read_text())["quantization_config"]]
+    if (path / "hf_quant_config.json").exists():
+        found.append(json.loads((path / "hf_quant_config.json").read_text()))
+    for config in found:
+        config.pop("producer", None)
+    return found
+
+
+def same_files(theirs, ours):
+    """How many tensors there are: each is the same bit by bit, and so is the configuration."""
+    want, got = (tensors(path / "model.safetensors") for path in (theirs, ours))
+    assert got.keys() == want.keys()
+    for name, x in want.items():
+        assert (got[name].dtype, got[name].shape) == (x.dtype, x.shape), name
+        assert got[name].tobytes() == x.tobytes(), name
+    want, got = configs(theirs), configs(ours)
+    assert len(got) == len(want) and all(map(said_by_both, got, want))
+    return len(tensors(ours / "model.safetensors"))
+
+
 def rel_l2(got, want):
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     return np.linalg.norm(got - want) / np.linalg.norm(want)

@@ -22,7 +22,10 @@ from dualgemm import hf, nn  # noqa: E402
 IDS = torch.arange(24).reshape(2, 12) * 7 % 96
 
 
-@pytest.fixture(autouse=True)
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+@pytest.fixture
 def registered():
     from transformers.quantizers import auto
 

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import rel_l2, tensors
+from conftest import rel_l2, same_files, tensors
 
 import dualgemm
 
@@ -29,6 +29,15 @@ def test_producers_bytes_exact(producer, case):
         assert np.float32(q.global_scale) == case["global_scale"].reshape(())
     else:
         assert np.float32(q.global_scale) == np.float32(1) / case["global_scale_divisor"].reshape(())
+
+
+@pytest.mark.parametrize("producer", ["modelopt", "compressed-tensors"])
+def test_a_producers_whole_model_exact(tmp_path, testdata, producer):
+    """With the input scales that it calibrated; test_producers.py compares with the packages themselves."""
+    golden = testdata / "producers" / "llama"
+    calibration = golden / producer / "calibration.json"
+    dualgemm.quantize_model(golden / "floats", tmp_path / "q", producer=producer, calibration=calibration)
+    assert same_files(golden / producer, tmp_path / "q") == 33
 
 
 def test_all_codes_and_scales_decode_to_the_formula_exact():

@@ -4,7 +4,7 @@ use dualgemm_formats::BlockFormat;
 use serde_json::{Map, Value, json};
 
 use super::{Described, LinearOut, Model, divisor, float_modules, push_weight};
-use crate::{Dtype, Error, TensorOut};
+use crate::{Dtype, Error, TensorOut, linear};
 
 /// What a group of layers has in common: block format, and whether activations have a stored scale.
 type Kind = (BlockFormat, bool);
@@ -82,10 +82,13 @@ pub(super) fn describe<'m>(model: &'m Model<'_>) -> Result<Described<'m>, Error>
         [] => "dense",
         [..] => "mixed-precision",
     };
+    // Its groups speak of linear layers alone.
+    let is_linear = |module: &String| linear::kept(module) != Some(linear::Kept::Embedding);
+    let ignore: Vec<String> = float_modules(model).into_iter().filter(is_linear).collect();
     let config = json!({
         "config_groups": groups,
         "format": format,
-        "ignore": float_modules(model),
+        "ignore": ignore,
         "kv_cache_scheme": null,
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
