@@ -108,7 +108,7 @@ def mxfp4(x):
 
 
 def kt_moe(job):
-    """A mixture: A and C in bf16, weights as NVFP4 (AVX2), as MXFP4 (AVX-512), or in int8, which it quantizes itself."""
+    """A mixture: A and C in bf16, weights as NVFP4 (AVX2), as MXFP4 (AVX-512), or in int8 (AMX), which it quantizes itself."""
     import torch
 
     # It greets on the output that the protocol has.
