@@ -205,7 +205,7 @@ fn a_mixture_is_the_weighted_sum_of_its_experts_close() -> Result<()> {
     let ids = Tensor::new(&[[[0i64, 1], [1, 1]], [[-1, 0], [-1, -1]]], &Device::Cpu)?;
     let weights = Tensor::new(&[[[0.5f32, 0.25], [2.0, -1.0]], [[9.0, 1.5], [9.0, 9.0]]], &Device::Cpu)?;
     // Of each expert, by token.
-    let sums = [[0.5, 0.0, 1.5, 0.0], [0.25, 1.0, 0.0, 0.0]];
+    let sums = [[0.5f32, 0.0, 1.5, 0.0], [0.25, 1.0, 0.0, 0.0]];
     let x = x(&[2, 2, 576])?;
     for (dtype, limit) in [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)] {
         let x = x.to_dtype(dtype)?;
@@ -214,8 +214,8 @@ fn a_mixture_is_the_weighted_sum_of_its_experts_close() -> Result<()> {
         let mut want = Tensor::zeros((4, 576), DType::F32, &Device::Cpu)?;
         for (expert, sums) in each.iter().zip(sums) {
             let y = expert.forward(&x)?.to_dtype(DType::F32)?.reshape((4, 576))?;
-            want = (want
-                + y.broadcast_mul(&Tensor::new(&sums.map(|w| w as f32), &Device::Cpu)?.reshape((4, 1))?)?)?;
+            let sums = Tensor::new(&sums, &Device::Cpu)?.reshape((4, 1))?;
+            want = (want + y.broadcast_mul(&sums)?)?;
         }
         let error = rel_l2(&y.reshape((4, 576))?, &want)?;
         assert!(error < limit, "{dtype:?}: {error}");
@@ -291,7 +291,8 @@ fn a_mixture_of_a_checkpoint_exact() -> Result<()> {
     let (len, rest) = bytes.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
     let header = String::from_utf8(header.to_vec()).unwrap().replace(".mlp.", ".mlp.experts.0.");
-    let parts = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+    let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+    let parts = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
     std::fs::write(dir.path().join("model.safetensors"), parts)?;
     std::fs::copy(path().join("config.json"), dir.path().join("config.json"))?;
     let mixture = Mixture::from_checkpoint(dir.path(), 0, &Options::default())?;

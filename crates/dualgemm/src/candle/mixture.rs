@@ -92,13 +92,10 @@ impl CustomOp3 for Mixture {
     ) -> Result<(CpuStorage, Shape)> {
         let of_x = layout.dims();
         let tokens = &of_x[..of_x.len().saturating_sub(1)];
-        let top_k = match ids_layout.dims().split_last() {
-            Some((&top_k, lead)) if lead == tokens && top_k > 0 => top_k,
-            _ => candle_core::bail!(
-                "topk_ids has shape {:?}; {tokens:?} and experts of a token are needed",
-                ids_layout.dims()
-            ),
-        };
+        if !matches!(ids_layout.dims().split_last(), Some((&top_k, lead)) if lead == tokens && top_k > 0) {
+            let found = ids_layout.dims();
+            candle_core::bail!("topk_ids has shape {found:?}; {tokens:?} and experts of a token are needed");
+        }
         if weights_layout.dims() != ids_layout.dims() {
             let (found, valid) = (weights_layout.dims(), ids_layout.dims());
             candle_core::bail!("topk_weights has shape {found:?}; {valid:?} is needed");
