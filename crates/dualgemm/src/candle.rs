@@ -1,8 +1,10 @@
-//! The operations in [candle](https://github.com/huggingface/candle): [`SwiGlu`], [`Linear`] and [`Mlp`], operators on tensors,
-//! and [`GatedMlp`], a module with a down projection in floats. All are [`Module`]s, cheap to clone, `Send` and `Sync`.
+//! The operations in [candle](https://github.com/huggingface/candle): [`SwiGlu`], [`Linear`], [`Mlp`] and [`Mixture`], operators on
+//! tensors, and [`GatedMlp`], a module with a down projection in floats. All are cheap to clone, `Send` and `Sync`, and all but
+//! [`Mixture`], which takes three tensors, are [`Module`]s.
 //!
 //! With the feature `candle`, for candle-core 0.11; with `candle-cuda` also on CUDA tensors in f16 and bf16, which are read
-//! and written where they lie, on candle's stream. Building candle for CUDA takes NVIDIA's compiler and libraries.
+//! and written where they lie, on candle's stream. Building candle for CUDA takes NVIDIA's compiler and libraries. Mixtures are for
+//! the processor.
 //!
 //! Tested with candle-core 0.11.1 on the processor and, built against CUDA 13.0, on an H100: `cargo test -p dualgemm --features
 //! candle-cuda --test candle -- --include-ignored`.
@@ -27,14 +29,16 @@ use candle_core::{
     CpuStorage, CustomOp1, DType, Device, Error, Layout, Module, Result, Shape, Tensor, WithDType,
 };
 use half::{bf16, f16};
+pub use mixture::Mixture;
 
 use crate::checkpoint::{Checkpoint, MlpKind, OpenOptions};
 use crate::formats::{FloatMatrix, FloatType, Matrix, QuantizedMatrix};
-use crate::gemm::{self, AOperand, Epilogue, GateUp, OutputMut, QuantizeA};
+use crate::gemm::{self, AOperand, Epilogue, GateUp, OutputMut, QuantizeA, Routing};
 use crate::{AnyDesc, AnyPlan, AnyRunner, LayerCall, PackedLayer, Target};
 
 #[cfg(feature = "candle-cuda")]
 mod cuda;
+mod mixture;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 
@@ -117,7 +121,7 @@ macro_rules! operator {
             }
 
             fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-                self.0.forward(storage, layout)
+                self.0.forward(storage, layout, None)
             }
 
             #[cfg(feature = "candle-cuda")]
@@ -212,13 +216,19 @@ fn open(path: &Path) -> Result<Checkpoint> {
 
 /// Gate and up of a layer's dense MLP, and the options with its activation.
 fn dense<'c>(checkpoint: &'c Checkpoint, layer: usize, options: &Options) -> Result<(GateUp<'c>, Options)> {
-    checkpoint.check_whole(layer, MlpKind::Dense).map_err(Error::wrap)?;
+    let options = of_layer(checkpoint, layer, MlpKind::Dense, options)?;
+    Ok((checkpoint.gate_up(layer).map_err(Error::wrap)?, options))
+}
+
+/// The options with the activation of a layer's MLPs, which are what they seem.
+fn of_layer(checkpoint: &Checkpoint, layer: usize, kind: MlpKind, options: &Options) -> Result<Options> {
+    checkpoint.check_whole(layer, kind).map_err(Error::wrap)?;
     let mut options = options.clone();
     if options.epilogue.is_none() {
-        let activation = checkpoint.activation(layer, MlpKind::Dense).map_err(Error::wrap)?.activation;
+        let activation = checkpoint.activation(layer, kind).map_err(Error::wrap)?.activation;
         options.epilogue = Some(Epilogue { activation, ..Epilogue::default() });
     }
-    Ok((checkpoint.gate_up(layer).map_err(Error::wrap)?, options))
+    Ok(options)
 }
 
 impl Packed {
@@ -227,11 +237,11 @@ impl Packed {
         Arc::new(Self { layer, epilogue, quantize_a, runners: Mutex::default() })
     }
 
-    /// The problem of so many rows of a type.
-    fn desc<T: Float>(&self, rows: usize) -> AnyDesc {
+    /// The problem of so many rows of a type; each is for `top_k` experts of a mixture.
+    fn desc<T: Float>(&self, rows: usize, top_k: usize) -> AnyDesc {
         let &Self { epilogue, quantize_a, .. } = self;
         let call = LayerCall::new(rows.next_power_of_two(), T::TYPE.into(), T::TYPE.into());
-        self.layer.shape.describe(&LayerCall { epilogue, quantize_a, between: T::TYPE.into(), ..call })
+        self.layer.shape.describe(&LayerCall { epilogue, quantize_a, between: T::TYPE.into(), top_k, ..call })
     }
 
     /// Rows of x and the shape of C.
@@ -245,14 +255,13 @@ impl Packed {
         }
     }
 
-    /// Calls `run` with a runner for so many rows of a type. `stream` is 0 on the processor.
-    fn with_runner<T: Float, R>(
+    /// Calls `run` with a runner for a problem. `stream` is 0 on the processor.
+    fn with_runner<R>(
         &self,
-        rows: usize,
+        desc: AnyDesc,
         stream: u64,
         run: impl FnOnce(&mut AnyRunner) -> std::result::Result<R, crate::Error>,
     ) -> Result<R> {
-        let desc = self.desc::<T>(rows);
         let kept = || self.runners.lock().unwrap_or_else(PoisonError::into_inner);
         let of_this = |kept: &Kept| kept.desc == desc && kept.stream == stream;
         let found = {
@@ -274,19 +283,30 @@ impl Packed {
         result
     }
 
-    fn forward(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(
+        &self,
+        storage: &CpuStorage,
+        layout: &Layout,
+        routing: Option<Routing<'_>>,
+    ) -> Result<(CpuStorage, Shape)> {
         let (rows, shape) = self.shapes(layout)?;
         let c = match storage {
-            CpuStorage::F32(x) => CpuStorage::F32(self.cpu(x, layout, rows)?),
-            CpuStorage::F16(x) => CpuStorage::F16(self.cpu(x, layout, rows)?),
-            CpuStorage::BF16(x) => CpuStorage::BF16(self.cpu(x, layout, rows)?),
+            CpuStorage::F32(x) => CpuStorage::F32(self.cpu(x, layout, rows, routing)?),
+            CpuStorage::F16(x) => CpuStorage::F16(self.cpu(x, layout, rows, routing)?),
+            CpuStorage::BF16(x) => CpuStorage::BF16(self.cpu(x, layout, rows, routing)?),
             other => candle_core::bail!("x is {:?}; F32, F16 or BF16 is needed", other.dtype()),
         };
         Ok((c, shape))
     }
 
     /// C of a tensor of the processor.
-    fn cpu<T: Float>(&self, x: &[T], layout: &Layout, rows: usize) -> Result<Vec<T>> {
+    fn cpu<T: Float>(
+        &self,
+        x: &[T],
+        layout: &Layout,
+        rows: usize,
+        routing: Option<Routing<'_>>,
+    ) -> Result<Vec<T>> {
         let (n, k) = self.layer.shape.ends();
         let mut c = vec![T::zero(); rows * n];
         if rows > 0 {
@@ -294,8 +314,9 @@ impl Packed {
             let matrix = Matrix::new("x", rows, k, &x[start..end]).map_err(Error::wrap)?;
             let a = AOperand::Float(T::a(matrix));
             let run =
-                |runner: &mut AnyRunner| runner.run(&a, &self.layer.weights, None, (T::c(&mut c), false));
-            self.with_runner::<T, _>(rows, 0, run)?;
+                |runner: &mut AnyRunner| runner.run(&a, &self.layer.weights, routing, (T::c(&mut c), false));
+            let top_k = routing.map_or(1, |routing| routing.ids.len() / rows);
+            self.with_runner(self.desc::<T>(rows, top_k), 0, run)?;
         }
         Ok(c)
     }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Module, Result, Tensor};
-use dualgemm::candle::{GatedMlp, Linear, Mlp, Options, SwiGlu};
+use dualgemm::candle::{GatedMlp, Linear, Mixture, Mlp, Options, SwiGlu};
 use dualgemm::checkpoint::{Checkpoint, OpenOptions};
-use dualgemm::gemm::{Activation, Epilogue, QuantizeA};
+use dualgemm::gemm::{Activation, Epilogue, GateUp, GatedMlp as GatedWeights, QuantizeA, RouterWeights};
 
 fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4")
@@ -184,6 +184,121 @@ fn the_whole_mlp_is_one_operator_close() -> Result<()> {
         message.contains("the problem asks for K = 1536, the features of model.layers.0.mlp.gate_proj"),
         "{message}"
     );
+    Ok(())
+}
+
+/// Two experts: the MLP of the layer, and the same with gate and up exchanged.
+fn experts(checkpoint: &Checkpoint) -> Vec<GatedWeights<'_>> {
+    let (GateUp { gate, up, .. }, down) = (checkpoint.gate_up(0).unwrap(), checkpoint.down(0).unwrap());
+    [GateUp::new(gate.clone(), up.clone()), GateUp::new(up, gate)]
+        .map(|gate_up| GatedWeights { gate_up, down: down.clone() })
+        .into()
+}
+
+#[test]
+fn a_mixture_is_the_weighted_sum_of_its_experts_close() -> Result<()> {
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let all = experts(&checkpoint);
+    let each = all.iter().map(|mlp| Mlp::new(mlp, &Options::default())).collect::<Result<Vec<_>>>()?;
+    let mixture = Mixture::new(all, RouterWeights::Output, &Options::default())?;
+    assert_eq!((mixture.n(), mixture.k()), (576, 576));
+    let ids = Tensor::new(&[[[0i64, 1], [1, 1]], [[-1, 0], [-1, -1]]], &Device::Cpu)?;
+    let weights = Tensor::new(&[[[0.5f32, 0.25], [2.0, -1.0]], [[9.0, 1.5], [9.0, 9.0]]], &Device::Cpu)?;
+    // Of each expert, by token.
+    let sums = [[0.5f32, 0.0, 1.5, 0.0], [0.25, 1.0, 0.0, 0.0]];
+    let x = x(&[2, 2, 576])?;
+    for (dtype, limit) in [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)] {
+        let x = x.to_dtype(dtype)?;
+        let y = mixture.forward(&x, &ids, &weights)?;
+        assert_eq!((y.dtype(), y.dims()), (dtype, x.dims()));
+        let mut want = Tensor::zeros((4, 576), DType::F32, &Device::Cpu)?;
+        for (expert, sums) in each.iter().zip(sums) {
+            let y = expert.forward(&x)?.to_dtype(DType::F32)?.reshape((4, 576))?;
+            let sums = Tensor::new(&sums, &Device::Cpu)?.reshape((4, 1))?;
+            want = (want + y.broadcast_mul(&sums)?)?;
+        }
+        let error = rel_l2(&y.reshape((4, 576))?, &want)?;
+        assert!(error < limit, "{dtype:?}: {error}");
+    }
+    // What a router's sort gives, of any strides.
+    let (x, ids) = (x.narrow(0, 0, 1)?, Tensor::new(&[[[0u32, 1], [1, 1]]], &Device::Cpu)?);
+    let weights = weights.narrow(0, 0, 1)?.to_dtype(DType::BF16)?;
+    let y = mixture.forward(&x, &ids, &weights)?;
+    let transposed = |t: &Tensor| t.t()?.contiguous()?.t();
+    let again = mixture.forward(&x, &transposed(&ids.to_dtype(DType::I64)?)?, &transposed(&weights)?)?;
+    assert_eq!(values(&y)?, values(&again)?);
+    assert_eq!(
+        mixture.forward(&x.narrow(1, 0, 0)?, &ids.narrow(1, 0, 0)?, &weights.narrow(1, 0, 0)?)?.dims(),
+        [1, 0, 576]
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_no_mixture_is_refused_with_a_reason() -> Result<()> {
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let mixture = Mixture::new(experts(&checkpoint), RouterWeights::Output, &Options::default())?;
+    let (x, ids, weights) =
+        (x(&[1, 576])?, Tensor::new(&[[0i64]], &Device::Cpu)?, Tensor::new(&[[1f32]], &Device::Cpu)?);
+    let cases = [
+        (
+            Tensor::new(&[[2i64]], &Device::Cpu)?,
+            weights.clone(),
+            "topk_ids[0, 0] is 2; the problem asks for numbers below 2",
+        ),
+        (
+            Tensor::new(&[[1i64 << 40]], &Device::Cpu)?,
+            weights.clone(),
+            "1099511627776 is no number of an expert",
+        ),
+        (
+            Tensor::new(&[[0f32]], &Device::Cpu)?,
+            weights.clone(),
+            "topk_ids is F32; U32, I32 or I64 is needed",
+        ),
+        (
+            Tensor::new(&[0i64], &Device::Cpu)?,
+            weights.clone(),
+            "topk_ids has shape [1]; [1] and experts of a token are needed",
+        ),
+        (
+            ids.clone(),
+            Tensor::new(&[[1f32, 2.0]], &Device::Cpu)?,
+            "topk_weights has shape [1, 2]; [1, 1] is needed",
+        ),
+        (ids.clone(), Tensor::new(&[[1u32]], &Device::Cpu)?, "topk_weights is U32; floats are needed"),
+        (ids.clone(), Tensor::new(&[[f32::NAN]], &Device::Cpu)?, "topk_weights[0, 0] is NaN"),
+    ];
+    for (ids, weights, want) in cases {
+        let message = mixture.forward(&x, &ids, &weights).unwrap_err().to_string();
+        assert!(message.contains(want), "{message}, want {want}");
+    }
+    let message = |r: Result<Mixture>| r.err().unwrap().to_string();
+    let none = Mixture::new(Vec::new(), RouterWeights::Output, &Options::default());
+    assert!(message(none).contains("at least one expert"));
+    assert!(
+        message(Mixture::from_checkpoint(&path(), 0, &Options::default()))
+            .contains("there are no experts in it")
+    );
+    Ok(())
+}
+
+/// The layer's MLP as the one expert of a checkpoint.
+#[test]
+fn a_mixture_of_a_checkpoint_exact() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let bytes = std::fs::read(path().join("model.safetensors"))?;
+    let (len, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let header = String::from_utf8(header.to_vec()).unwrap().replace(".mlp.", ".mlp.experts.0.");
+    let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+    let parts = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+    std::fs::write(dir.path().join("model.safetensors"), parts)?;
+    std::fs::copy(path().join("config.json"), dir.path().join("config.json"))?;
+    let mixture = Mixture::from_checkpoint(dir.path(), 0, &Options::default())?;
+    let (x, ids) = (x(&[3, 576])?, Tensor::zeros((3, 1), DType::U32, &Device::Cpu)?);
+    let y = mixture.forward(&x, &ids, &Tensor::ones((3, 1), DType::F32, &Device::Cpu)?)?;
+    assert_eq!(values(&y)?, values(&Mlp::from_checkpoint(&path(), 0, &Options::default())?.forward(&x)?)?);
     Ok(())
 }
 

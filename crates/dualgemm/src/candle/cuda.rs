@@ -52,7 +52,7 @@ impl Packed {
                 c: DeviceC::Float(DevicePtr(result)),
             };
             let handle = stream.cu_stream().addr() as u64;
-            self.with_runner::<T, _>(rows, handle, |runner| {
+            self.with_runner(self.desc::<T>(rows, 1), handle, |runner| {
                 // SAFETY: x and C are candle's, of this shape, and in use by its stream, which is of the primary context and
                 // there as long as `stream`; a runner is for calls on one stream.
                 unsafe { runner.run_device(&call, None, &self.layer.weights, Stream::raw(handle)) }

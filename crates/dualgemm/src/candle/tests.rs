@@ -20,7 +20,7 @@ fn weights() -> GateUp<'static> {
 fn c<T: Float>(packed: &Packed, rows: usize) -> Vec<f64> {
     let x: Vec<T> = (0..rows * K).map(|i| T::from_f64((i as f64 * 0.29).cos())).collect();
     let layout = Layout::contiguous((rows, K));
-    let c = packed.cpu(&x, &layout, rows).unwrap_or_else(|e| panic!("{}: {e}", packed.layer.target));
+    let c = packed.cpu(&x, &layout, rows, None).unwrap_or_else(|e| panic!("{}: {e}", packed.layer.target));
     c.into_iter().map(T::to_f64).collect()
 }
 
