@@ -92,8 +92,8 @@ impl CustomOp3 for Mixture {
     ) -> Result<(CpuStorage, Shape)> {
         let of_x = layout.dims();
         let tokens = &of_x[..of_x.len().saturating_sub(1)];
-        if !matches!(ids_layout.dims().split_last(), Some((&top_k, lead)) if lead == tokens && top_k > 0) {
-            let found = ids_layout.dims();
+        let found = ids_layout.dims();
+        if !found.split_last().is_some_and(|(&top_k, lead)| lead == tokens && top_k > 0) {
             candle_core::bail!("topk_ids has shape {found:?}; {tokens:?} and experts of a token are needed");
         }
         if weights_layout.dims() != ids_layout.dims() {
