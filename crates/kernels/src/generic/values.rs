@@ -20,7 +20,7 @@ pub(super) fn bytes(ty: FloatType) -> u32 {
 }
 
 /// Both elements of a word of 16-bit floats.
-fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>; 2] {
+pub(super) fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>; 2] {
     if ty == FloatType::Bf16 {
         let (low, high) = (k.eval(word << 16), k.eval(word & 0xFFFF_0000));
         return [k.from_bits(low), k.from_bits(high)];

@@ -63,12 +63,12 @@ fn mixture(ids: &[i32], sorted: bool, settled: [bool; 2]) -> Result<Vec<u8>, Str
     let factors = upload(&(0..choices).flat_map(|i| (0.5 + i as f32).to_le_bytes()).collect::<Vec<_>>());
     let (ids, written) =
         (upload(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()), words(choices));
-    let mixture = Mixture::new(gpu, FloatType::F32).unwrap();
+    let mixture = Mixture::new(gpu, FloatType::F32, None).unwrap();
     let mut specs = vec![Copy::new(gpu).unwrap().spec("ids", (ids, written), 4 * choices).unwrap()];
     let mut first = there.args.a.codes;
     if sorted {
         let a = (first, there.args.a.pitch, k);
-        specs.extend(mixture.by_expert(&sizes, written, a, &lists, rows_of_a).unwrap());
+        specs.extend(mixture.by_expert(&sizes, (written, DevicePtr::NULL), a, &lists, rows_of_a).unwrap());
         first = rows_of_a;
     }
     let of = Groups { count: sizes.experts, rows: if sorted { lists.rows } else { written } };
