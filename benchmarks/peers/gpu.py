@@ -47,16 +47,24 @@ def dequant_cublas(o):
     return call
 
 
-def humming(o):
+def humming_layer(codes, scales, scale, dtype):
+    """humming's layer of a matrix ``[rows, k]``, or of experts ``[experts, rows, k]``."""
     from humming.layer import HummingLayer
 
-    rows, k = o.gate_up.codes.shape[0], o.a.shape[1]
+    *experts, rows, half_k = codes.shape
     config = {"quant_method": "modelopt", "quant_algo": "nvfp4"}
-    layer = HummingLayer(shape_n=rows, shape_k=k, weight_config=config, torch_dtype=torch.float16).cuda()
-    scale = torch.tensor([o.alpha], dtype=torch.float32, device=o.device)
-    scales = o.gate_up.scales.view(torch.float8_e4m3fn)
-    layer.load_from_tensors({"weight": o.gate_up.codes, "weight_scale": scales, "weight_scale_2": scale})
+    layer = HummingLayer(
+        shape_n=rows, shape_k=2 * half_k, weight_config=config, torch_dtype=dtype, num_experts=experts[0] if experts else None
+    ).cuda()
+    of_all = torch.full(experts or (1,), scale, dtype=torch.float32, device=codes.device)
+    tensors = {"weight": codes, "weight_scale": scales.view(torch.float8_e4m3fn), "weight_scale_2": of_all}
+    layer.load_from_tensors(tensors)
     layer.transform()
+    return layer
+
+
+def humming(o):
+    layer = humming_layer(o.gate_up.codes, o.gate_up.scales, o.alpha, torch.float16)
     return lambda: peers.silu_mul(layer(o.read_a()), o.c)
 
 

@@ -122,8 +122,6 @@ def why_not_experts(method, layer, device):
         return "its kernel on this card routes, too"
     if activation not in ACTIVATIONS or of_gate:
         return f"activation {activation}{''.join(f' with {name}' for name in of_gate)}"
-    if layer.apply_router_weight_on_input:
-        return "the weights of the router multiply what goes in"
     if hasattr(layer, "w13_bias"):
         return "they have biases"
     spread = {"use_all2all_kernels": False, "enable_eplb": False, "dp_size": 1}
@@ -268,7 +266,8 @@ def pack_experts(layer, w13, w2, static):
         experts.append({"gate": gate, "up": up, "down": down, **scales})
     activation = ACTIVATIONS[getattr(layer.activation, "value", layer.activation)]
     device = w13[0].device if w13[0].is_cuda else None
-    return Experts.from_tensors(experts, activation=activation, device=device)
+    router = "input" if layer.apply_router_weight_on_input else "output"
+    return Experts.from_tensors(experts, activation=activation, router_weights=router, device=device)
 
 
 def changed_init(init):

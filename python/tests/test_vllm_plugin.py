@@ -313,16 +313,17 @@ def mixture(vllm, prefix, seed=0, **more):
     return layer, experts
 
 
-@pytest.mark.parametrize("activation", ["nvfp4", None])
-def test_mixtures_are_computed_in_one_call_exact(vllm, activation, log):
+@pytest.mark.parametrize("activation,on_input", [("nvfp4", False), (None, False), (None, True)])
+def test_mixtures_are_computed_in_one_call_exact(vllm, activation, on_input, log):
     vllm.config.activation = activation
-    layer, experts = mixture(vllm, f"{activation}.experts")
+    layer, experts = mixture(vllm, f"{activation}.experts", apply_router_weight_on_input=on_input)
     layer.quant_method.process_weights_after_loading(layer)
     assert not hasattr(layer, "processed") and not list(layer.parameters())
     # What vLLM asks for before each forward.
     assert layer.quant_method.get_fused_moe_quant_config(layer) is None
     scales = {"input_scale": STATIC, "down_input_scale": float(np.float32(STATIC) * 4)} if activation else {}
-    weights = dualgemm.Experts.from_tensors([{**e, **scales} for e in experts])
+    router = "input" if on_input else "output"
+    weights = dualgemm.Experts.from_tensors([{**e, **scales} for e in experts], router_weights=router)
     how = {"quantize_a": "static", "quantize_hidden": "static"} if activation else {}
     x = torch.randn(6, K).bfloat16()
     ids = torch.tensor([[0, 3], [1, 2], [3, 1], [2, 0], [-1, 1], [0, -1]], dtype=torch.int32)
@@ -340,7 +341,6 @@ def test_mixtures_are_computed_in_one_call_exact(vllm, activation, log):
 @pytest.mark.parametrize("more,why", [
     ({"activation": types.SimpleNamespace(value="swigluoai")}, "activation swigluoai"),
     ({"swiglu_limit": 7.0}, "activation silu with swiglu_limit"),
-    ({"apply_router_weight_on_input": True}, "the weights of the router multiply what goes in"),
     ({"w13_bias": 1}, "they have biases"),
     ({"moe_config": types.SimpleNamespace(moe_parallel_config=types.SimpleNamespace(dp_size=2))}, "dp_size is 2"),
 ])  # fmt: skip

@@ -34,6 +34,8 @@ pub struct AroundExperts {
     /// Rows of A by expert; none where the products find them by the choices.
     gathered: Option<Buffer>,
     results: Buffer,
+    /// Weights of results where the router's multiply A.
+    ones: Option<Buffer>,
     before: Launches,
     /// Of calls that write C, and of those that add to it.
     after: [Launches; 2],
@@ -41,7 +43,8 @@ pub struct AroundExperts {
 
 impl AroundExperts {
     /// For up to `sizes.tokens` tokens of `k` elements of 16 bits, and `n` features of C; `unsorted` if both products
-    /// [take](crate::strategy::Prepared::takes_choices) choices as they are.
+    /// [take](crate::strategy::Prepared::takes_choices) choices as they are. Where the router's weights multiply A, `weighs` is
+    /// its type, and choices are sorted.
     ///
     /// # Errors
     /// If a size is beyond the kernels, or memory is lacking.
@@ -50,19 +53,20 @@ impl AroundExperts {
         sizes: Sizes,
         [k, n]: [usize; 2],
         out: FloatType,
-        unsorted: bool,
+        (unsorted, weighs): (bool, Option<FloatType>),
     ) -> Result<Self, Error> {
         let choices = sizes.choices()? as usize;
         let gathered = || Buffer::new(gpu, (choices * k * 2).next_multiple_of(16));
         Ok(Self {
             gpu,
-            kernels: Mixture::new(gpu, out)?,
+            kernels: Mixture::new(gpu, out, weighs)?,
             sizes,
             k,
             n,
             lists: Buffer::new(gpu, 4 * (sizes.experts + 1 + 2 * choices))?,
-            gathered: (!unsorted).then(gathered).transpose()?,
+            gathered: (!unsorted || weighs.is_some()).then(gathered).transpose()?,
             results: Buffer::new(gpu, choices * n * 4)?,
+            ones: weighs.map(|_| Buffer::of(gpu, &1f32.to_le_bytes().repeat(choices))).transpose()?,
             before: Launches::default(),
             after: Default::default(),
         })
@@ -127,10 +131,12 @@ impl AroundExperts {
             };
             let (sizes, lists) = (self.sizes(call)?, self.lists());
             let a = (values, pitch, self.k);
-            Ok(self.kernels.by_expert(&sizes, call.ids, a, &lists, gathered.ptr())?)
+            Ok(self.kernels.by_expert(&sizes, (call.ids, call.weights), a, &lists, gathered.ptr())?)
         };
+        let mut key = call.call.key();
+        key[8] = call.weights.0;
         // SAFETY: lists and rows have room for all choices; the caller vouches for the rest.
-        unsafe { self.before.run(self.gpu, (call.ids.0, call.call.key()), stream, specs) }
+        unsafe { self.before.run(self.gpu, (call.ids.0, key), stream, specs) }
     }
 
     /// Launches what comes after the products.
@@ -151,7 +157,8 @@ impl AroundExperts {
                 None => RowOf::Itself(call.ids),
             };
             let sizes = self.sizes(call)?;
-            Ok(vec![self.kernels.combine(&sizes, results, (rows, call.weights), (c, call.add))?])
+            let weights = self.ones.as_ref().map_or(call.weights, Buffer::ptr);
+            Ok(vec![self.kernels.combine(&sizes, results, (rows, weights), (c, call.add))?])
         };
         let after = &self.after[usize::from(call.add)];
         let mut key = call.call.key();

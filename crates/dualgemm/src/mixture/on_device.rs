@@ -27,9 +27,6 @@ pub(super) fn target(desc: &MixtureDesc, target: &Target) -> Result<Target, Erro
     if !matches!(a, AFormat::F16 | AFormat::Bf16) {
         return refuse("A of a mixture", a.to_string(), "f16 or bf16");
     }
-    if desc.router == RouterWeights::Input {
-        return refuse("what the router's weights multiply", "A".into(), "the output of the experts");
-    }
     if !n.is_multiple_of(8) {
         return refuse("C of a mixture", format!("of {n} features"), "a multiple of 8");
     }
@@ -115,7 +112,8 @@ impl OnGpu {
         let sizes = Sizes { tokens: desc.mlp.gate_up.m, top_k: desc.top_k, experts: desc.experts };
         let ends = [desc.mlp.gate_up.k, desc.mlp.down.n];
         let unsorted = mlp.gate_up.on_gpu()?.takes_choices() && mlp.down.on_gpu()?.takes_choices();
-        let around = AroundExperts::new(gpu, sizes, ends, out, unsorted)?;
+        let weighs = desc.mlp.gate_up.a.float_type().filter(|_| desc.router == RouterWeights::Input);
+        let around = AroundExperts::new(gpu, sizes, ends, out, (unsorted, weighs))?;
         Ok(Self { gpu, desc, mlp, around, shared, operands: None })
     }
 

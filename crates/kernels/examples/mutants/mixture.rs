@@ -1,6 +1,6 @@
 //! The kernels around the products of a mixture.
 
-use dualgemm_device::Device;
+use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::FloatType;
 use dualgemm_kernels::generic::copy::Copy;
 use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf, Sizes};
@@ -25,7 +25,7 @@ pub fn mixture() -> Vec<Case> {
         });
         let mut of_row: Vec<i32> = ids.clone().filter(|id| (0..sizes.experts as i32).contains(id)).collect();
         of_row.sort_unstable();
-        let kernels = Mixture::new(device, FloatType::F32)?;
+        let kernels = Mixture::new(device, FloatType::F32, None)?;
         let lists = Lists {
             rows: poisoned(device, 4 * (sizes.experts + 1))?,
             row_of: poisoned(device, 4 * choices)?,
@@ -51,7 +51,13 @@ pub fn mixture() -> Vec<Case> {
         let unsorted = c.offset(bytes as u64);
         let copy = Copy::new(device)?;
         let mut launches = vec![first, second, third, fourth];
-        launches.extend(kernels.by_expert(&sizes, ids, (a, 2 * k, k), &lists, gathered)?);
+        launches.extend(kernels.by_expert(
+            &sizes,
+            (ids, DevicePtr::NULL),
+            (a, 2 * k, k),
+            &lists,
+            gathered,
+        )?);
         launches.extend([
             kernels.combine(&sizes, (results, n), (RowOf::Listed(lists.row_of), weights), (c, false))?,
             fifth,

@@ -10,7 +10,7 @@ use crate::sm90a::decode::{
 /// `(a & b) | c` as a truth table of `lop3`.
 const AND_OR: u8 = 0xEA;
 /// -0 in both halves: adding it changes nothing.
-const NEGATIVE_ZEROS: u32 = 0x8000_8000;
+pub(super) const NEGATIVE_ZEROS: u32 = 0x8000_8000;
 
 /// Decodes a code word; `scales` is the word of two k16 blocks, `block` (0 or 1) which of them this is. Registers 0 and
 /// 2 are the gate row, 1 and 3 the up row.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! route     ids [tokens, top_k]      ─► first row of each expert, row of each choice, choice of each row      1 CTA
-//! gather    A [tokens, k], 16 bits   ─► rows by expert                                                        a CTA for each row
+//! gather    A [tokens, k], 16 bits   ─► rows by expert, as they are or times the router's weights              a CTA for each row
 //! sort      both of these, of few choices                                                                     a CTA for each choice
 //! combine   results [rows, n], f32   ─► C[t] = Σ_j weight[t, j] · result of (t, j), in the order of j         256 · 8 columns
 //! ```
@@ -20,8 +20,8 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::SmemLayout;
-pub use host::{Lists, Mixture, RowOf, Sizes};
 
+pub use self::host::{Lists, Mixture, RowOf, Sizes};
 use super::rowwise::WIDTH;
 use super::{has_dependent_launch, module, take_turn, values};
 use crate::Error;
@@ -46,10 +46,10 @@ const NONE: u32 = u32::MAX;
 pub enum Step {
     /// Sorts choices by expert.
     Route,
-    /// Copies rows of A into that order.
-    Gather,
+    /// Copies rows of A into that order; of A of this type, multiplies each by the weight of its choice.
+    Gather(Option<FloatType>),
     /// Does both for few choices.
-    Sort,
+    Sort(Option<FloatType>),
     /// Sums results, to C of this type; adds them to what is there, or not.
     Combine(FloatType, bool),
 }
@@ -59,15 +59,18 @@ impl Step {
     pub fn all() -> Vec<Self> {
         let combine =
             FloatType::ALL.into_iter().flat_map(|ty| [false, true].map(|add| Self::Combine(ty, add)));
-        [Self::Route, Self::Gather, Self::Sort].into_iter().chain(combine).collect()
+        let weighs = [None, Some(FloatType::F16), Some(FloatType::Bf16)];
+        let rows = weighs.into_iter().flat_map(|ty| [Self::Gather(ty), Self::Sort(ty)]);
+        std::iter::once(Self::Route).chain(rows).chain(combine).collect()
     }
 
     /// Its name, which is that of the entry in its module.
     pub fn name(self) -> String {
+        let of = |ty: Option<FloatType>| ty.map_or(String::new(), |ty| format!("_{}", ty.name()));
         match self {
             Self::Route => "route".into(),
-            Self::Gather => "gather".into(),
-            Self::Sort => "sort".into(),
+            Self::Gather(weighs) => format!("gather{}", of(weighs)),
+            Self::Sort(weighs) => format!("sort{}", of(weighs)),
             Self::Combine(ty, add) => {
                 format!("combine_{}{}", ty.name(), if add { "_add" } else { "" })
             }
@@ -79,8 +82,8 @@ impl Step {
 pub fn generate(step: Step, target: Target) -> Result<Module, Error> {
     module(target, "mixtures of experts", &step.name(), |k| match step {
         Step::Route => route(k, target),
-        Step::Gather => gather(k, target),
-        Step::Sort => sort(k, target),
+        Step::Gather(weighs) => gather(k, target, weighs),
+        Step::Sort(weighs) => sort(k, target, weighs),
         Step::Combine(ty, add) => combine(k, target, ty, add),
     })
 }
@@ -172,11 +175,12 @@ fn first_rows(
     k.when(last).st(to, before);
 }
 
-fn gather(k: &mut Kernel, target: Target) {
+fn gather(k: &mut Kernel, target: Target, weighs: Option<FloatType>) {
     k.required_threads(THREADS);
     let (a, pitch, pieces) = (k.pointer("a"), k.param::<U32>("a_pitch"), k.param::<U32>("pieces"));
     let (top_k, experts) = (k.param::<U32>("top_k"), k.param::<U32>("experts"));
     let [rows, choice_of, out] = ["rows", "choice_of", "out"].map(|name| k.pointer(name));
+    let weights = weighs.map(|ty| (ty, k.pointer("weights")));
     take_turn(k, target);
     let [pitch, pieces, top_k, experts] = [pitch, pieces, top_k, experts].map(|p| k.ld_param(&p));
     let [a, rows, choice_of, out] = [a, rows, choice_of, out].map(|p| k.ld_pointer(&p));
@@ -187,7 +191,7 @@ fn gather(k: &mut Kernel, target: Target) {
     k.when(beyond).exit();
     let choice = k.offset(choice_of, row.mul_wide(4));
     let choice: Reg<U32> = k.ld(choice);
-    Row::read(k, (a, pitch, pieces), (choice, top_k)).write(k, out, row);
+    Row::read(k, (a, pitch, pieces), (choice, top_k), weights).write(k, out, row);
 }
 
 /// A choice's row of A on its way to where it belongs, so many pieces of 16 bytes: each thread has the first ones in
@@ -196,6 +200,8 @@ struct Row {
     from: Addr<Global>,
     pieces: Reg<U32>,
     first: Vec<Piece>,
+    /// What it is multiplied by, and its type.
+    weight: Option<(FloatType, Reg<F32>)>,
 }
 
 type Piece = (Reg<U32>, Reg<Pred>, [Reg<B32>; 4]);
@@ -205,6 +211,7 @@ impl Row {
         k: &mut Kernel,
         (a, pitch, pieces): (Addr<Global>, Reg<U32>, Reg<U32>),
         (choice, top_k): (Reg<U32>, Reg<U32>),
+        weights: Option<(FloatType, PointerParam)>,
     ) -> Self {
         let thread = k.special(Special::TidX);
         let token = k.eval(choice / top_k);
@@ -215,34 +222,51 @@ impl Row {
             let at = k.offset(from, piece.mul_wide(16));
             (piece, there, k.when(there).ld_vector(at))
         });
-        Self { from, pieces, first: first.collect() }
+        let first = first.collect();
+        let weight = weights.map(|(ty, weights)| {
+            let weights = k.ld_pointer(&weights);
+            let at = k.offset(weights, choice.mul_wide(4));
+            (ty, k.ld(at))
+        });
+        Self { from, pieces, first, weight }
+    }
+
+    fn weighed(&self, k: &mut Kernel, words: [Reg<B32>; 4]) -> [Reg<B32>; 4] {
+        let Some((ty, weight)) = self.weight else { return words };
+        words.map(|word| {
+            let [low, high] = values::widen(k, ty, word).map(|value| k.mul(value, weight));
+            values::narrow(k, ty, low, high)
+        })
     }
 
     fn write(self, k: &mut Kernel, out: Addr<Global>, row: Reg<U32>) {
         let thread = k.special(Special::TidX);
         let bytes = k.eval(self.pieces << 4);
         let to = k.offset(out, row.mul_wide(bytes));
-        for (piece, there, words) in self.first {
+        for &(piece, there, words) in &self.first {
             let at = k.offset(to, piece.mul_wide(16));
+            let words = self.weighed(k, words);
             k.when(there).st_vector(at, &words);
         }
         let next = k.eval(thread + FIRST_PIECES * THREADS);
         k.for_range("piece", next, self.pieces, THREADS, |k, piece, _| {
             let byte = k.eval(piece.mul_wide(16));
             let [from, to] = [self.from, to].map(|start| k.offset(start, byte));
-            let words: [Reg<B32>; 4] = k.ld_vector(from);
+            let words = k.ld_vector(from);
+            let words = self.weighed(k, words);
             k.st_vector(to, &words);
         });
     }
 }
 
 /// A CTA for each choice counts those before it, by expert and then by number: that is its row.
-fn sort(k: &mut Kernel, target: Target) {
+fn sort(k: &mut Kernel, target: Target, weighs: Option<FloatType>) {
     k.required_threads(THREADS);
     let (ids, choices, experts) = (k.pointer("ids"), k.param::<U32>("choices"), k.param::<U32>("experts"));
     let [rows, row_of, choice_of] = ["rows", "row_of", "choice_of"].map(|name| k.pointer(name));
     let (a, pitch, pieces) = (k.pointer("a"), k.param::<U32>("a_pitch"), k.param::<U32>("pieces"));
     let (top_k, out) = (k.param::<U32>("top_k"), k.pointer("out"));
+    let weights = weighs.map(|ty| (ty, k.pointer("weights")));
     let mut smem = SmemLayout::new();
     let (all, before) = (smem.alloc("ids", FEW_CHOICES * 4, 16), smem.alloc("before", 4, 4));
     let base = k.shared(&smem);
@@ -256,7 +280,7 @@ fn sort(k: &mut Kernel, target: Target) {
         (k.special(Special::CtaidX), k.special(Special::TidX), k.special(Special::LaneId));
     let own = k.offset(ids, choice.mul_wide(4));
     let own: Reg<U32> = k.ld(own);
-    let row_of_a = Row::read(k, (a, pitch, pieces), (choice, top_k));
+    let row_of_a = Row::read(k, (a, pitch, pieces), (choice, top_k), weights);
     let first = k.compare(Cmp::Eq, thread, 0u32);
     let none = k.mov::<U32>(0u32);
     k.when(first).st(before, none);

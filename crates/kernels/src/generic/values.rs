@@ -4,6 +4,7 @@
 use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_ptx::builder::*;
 
+use super::fragments::NEGATIVE_ZEROS;
 use super::rowwise::EightValues;
 use crate::parts::nvfp4::encode_e4m3;
 pub(super) use crate::parts::nvfp4::{amax, encode_e2m1, scale};
@@ -20,7 +21,7 @@ pub(super) fn bytes(ty: FloatType) -> u32 {
 }
 
 /// Both elements of a word of 16-bit floats.
-fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>; 2] {
+pub(super) fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>; 2] {
     if ty == FloatType::Bf16 {
         let (low, high) = (k.eval(word << 16), k.eval(word & 0xFFFF_0000));
         return [k.from_bits(low), k.from_bits(high)];
@@ -84,6 +85,16 @@ pub(super) fn narrow(k: &mut Kernel, ty: FloatType, low: Reg<F32>, high: Reg<F32
         FloatType::Bf16 => k.f32_to_bf16x2(low, high).cast(),
         _ => k.f32_to_f16x2(low, high).cast(),
     }
+}
+
+/// Eight elements of bf16, times the power of two that is in both halves of `factor`, in f16.
+pub(crate) fn bf16_to_f16(k: &mut Kernel, words: [Reg<B32>; 4], factor: Reg<B32>) -> [Reg<B32>; 4] {
+    let none = k.mov::<B32>(NEGATIVE_ZEROS);
+    words.map(|word| {
+        let scaled = k.fma(word.cast::<Bf16x2>(), factor.cast::<Bf16x2>(), none.cast::<Bf16x2>());
+        let [low, high] = widen(k, FloatType::Bf16, scaled.cast());
+        narrow(k, FloatType::F16, low, high)
+    })
 }
 
 /// Stores eight neighbouring elements at an address that is a multiple of 16, rounded to nearest.

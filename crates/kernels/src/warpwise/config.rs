@@ -4,9 +4,11 @@ use dualgemm_device::{Args, LaunchSpec};
 use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use super::fused;
+use super::tokens::ROWS;
 use crate::Error;
 use crate::fused::{Fused, FusedArgs, Tile};
 use crate::limits::{GRID_X, GRID_YZ, Rules, SHARED_DATACENTER, Valid, check_address, fits};
@@ -125,6 +127,12 @@ impl Config {
     /// Whether codes of A are expanded on the way: of more tokens that takes registers that there are not.
     pub fn expands_codes(&self) -> bool {
         self.tokens <= 4 || (self.tokens == 8 && self.shares_blocks())
+    }
+
+    /// Whether a bf16 A becomes f16 on the way, and weights widen to that. Of more rows it takes longer than it saves.
+    pub(super) fn narrows(&self, variant: &Variant) -> bool {
+        let most = if variant.is_linear() { ROWS / 2 } else { ROWS };
+        variant.compute == HalfFormat::Bf16 && variant.whole_blocks && self.tokens <= most
     }
 
     /// Groups of eight tokens, the N of the matrix instruction.

@@ -113,7 +113,7 @@ impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
         k.required_threads(config.threads());
         k.min_ctas(config.ctas_per_sm());
-        let tokens = Tokens::declare(k, variant.codes);
+        let tokens = Tokens::declare(k, variant.codes, config.narrows(variant));
         let weights = k.pointer("weights");
         let groups = layout.found.as_ref().map(|found| (GroupRows::declare(k), found.offset));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
@@ -372,6 +372,7 @@ impl<'a> Fused<'a> {
             });
             at.advance(k);
         });
+        tokens.scale_back(k, sums);
     }
 
     /// A chunk, its codes and scales at `chunk` for this lane, with a block of A.
@@ -383,7 +384,7 @@ impl<'a> Fused<'a> {
         [codes, scales]: [Addr<Shared>; 2],
         sums: &[Reg<F32>],
     ) {
-        let compute = self.variant.compute;
+        let compute = if self.config.narrows(self.variant) { HalfFormat::F16 } else { self.variant.compute };
         let fragments = tokens.read(k, unit);
         let slabs = |k: &mut Kernel, range: std::ops::Range<u32>| {
             let read = |k: &mut Kernel, slab: u32| -> ([Reg<B32>; 4], [Reg<B32>; 2]) {

@@ -1,26 +1,42 @@
 //! A's fragments, out of blocks in shared memory: lanes bring the next block there, 16-bit floats by `cp.async`, codes by
 //! way of registers in which they are expanded. A warp has a block of its own, which it fills again as soon as all lanes
 //! have read it, or shares two with the warps that have the same part of K.
+//!
+//! Weights widen to f16 in fewer instructions than to bf16. So a bf16 A of few rows goes through registers, too, and becomes f16:
+//! a warp's share of each row is multiplied by the power of two that brings its largest magnitude to 2^14, and the sums by
+//! the inverse. bf16 has eight significant bits, so what is up to 2^29 times less than the largest stays as it is, and of what is less
+//! the error is 2^40 times less than the largest.
 
 use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::builder::*;
 
 use super::config::{Config, ROW};
 use crate::generic::rowwise::scale_offset;
-use crate::generic::values::decode;
+use crate::generic::values::{bf16_to_f16, decode};
 
 /// Elements that a lane reads of a row.
 const PIECE: u32 = 8;
 /// Rows that the lanes of a warp read at once.
-const ROWS: u32 = 4;
+pub(super) const ROWS: u32 = 4;
+/// Blocks that a lane reads at once where it looks for the largest magnitude.
+const AT_ONCE: u32 = 8;
 
 /// The B operands of the four k16 steps of a block, for eight tokens.
 pub(super) type Fragments = [[Reg<B32>; 2]; 4];
 
 /// The parameters.
 pub(super) enum Tokens {
-    Half { start: PointerParam, pitch: Param<U32> },
-    Codes { start: PointerParam, scales: PointerParam, layout: ScaleLayout },
+    /// With `narrow`, bf16 that becomes f16.
+    Half {
+        start: PointerParam,
+        pitch: Param<U32>,
+        narrow: bool,
+    },
+    Codes {
+        start: PointerParam,
+        scales: PointerParam,
+        layout: ScaleLayout,
+    },
 }
 
 /// A warp's part of A.
@@ -46,6 +62,7 @@ pub(super) struct Lane<'a> {
     config: &'a Config,
     pieces: Vec<Piece>,
     codes: Option<Codes>,
+    narrow: Option<Narrow>,
     count: Reg<U32>,
     /// Blocks in which its pieces lie within the row, if that may be fewer.
     within: Option<Reg<S32>>,
@@ -87,11 +104,17 @@ struct Codes {
     next: Vec<[Reg<B32>; 2]>,
 }
 
+/// What more it keeps if A becomes f16: its piece of the next block, and in both halves of a word what its row is multiplied by.
+struct Narrow {
+    next: [Reg<B32>; 4],
+    factor: Reg<B32>,
+}
+
 impl Tokens {
-    pub fn declare(k: &mut Kernel, codes: Option<ScaleLayout>) -> Self {
+    pub fn declare(k: &mut Kernel, codes: Option<ScaleLayout>, narrow: bool) -> Self {
         let start = k.pointer("a");
         match codes {
-            None => Self::Half { start, pitch: k.param("a_pitch") },
+            None => Self::Half { start, pitch: k.param("a_pitch"), narrow },
             Some(layout) => Self::Codes { start, scales: k.pointer("a_scales"), layout },
         }
     }
@@ -142,12 +165,15 @@ impl Tokens {
         let blocks = config.blocks(matches!(self, Self::Codes { .. }));
         let turn = (blocks > 1).then(|| k.mov::<U32>(0u32));
         let barrier = shares.then(|| k.eval(part + 1));
-        let this = Lane { config, pieces, codes, count, within, from, blocks, turn, barrier };
+        let narrow = matches!(self, Self::Half { narrow: true, .. })
+            .then(|| Narrow { next: std::array::from_fn(|_| k.mov(0u32)), factor: k.mov(0u32) });
+        let this = Lane { config, pieces, codes, narrow, count, within, from, blocks, turn, barrier };
         for ahead in 0..if shares { 1 } else { blocks } {
             let unit = k.mov::<U32>(ahead);
             let turn = k.mov::<U32>(ahead * config.block_bytes());
             this.load(k, unit, turn);
         }
+        this.find_factor(k);
         this
     }
 
@@ -160,7 +186,7 @@ impl Tokens {
         (first, depth): (Reg<U32>, Reg<U32>),
     ) -> (Vec<Addr<Global>>, Option<Codes>) {
         match self {
-            Self::Half { start, pitch } => {
+            Self::Half { start, pitch, .. } => {
                 let (start, pitch) = (k.ld_pointer(start), k.ld_param(pitch));
                 let within = k.eval((first << 7) + (piece << 4));
                 let at = rows.iter().map(|row| k.offset(start, row.mul_wide(pitch) + within.widen()));
@@ -192,11 +218,63 @@ impl Tokens {
 }
 
 impl Lane<'_> {
+    /// Finds what rows are multiplied by that become f16.
+    fn find_factor(&self, k: &mut Kernel) {
+        let (Some(narrow), [piece]) = (&self.narrow, &self.pieces[..]) else { return };
+        let (largest, last) = (k.mov::<U32>(0u32), k.eval(self.count - 1));
+        k.for_range("largest", 0u32, self.count, AT_ONCE, |k, first, _| {
+            let read = |i| {
+                let unit = k.eval((first + i).min(last));
+                let from = k.offset(piece.from, unit.mul_wide(ROW));
+                k.ld_vector(from)
+            };
+            let words: Vec<[Reg<B32>; 4]> = (0..AT_ONCE).map(read).collect();
+            for word in words.into_iter().flatten() {
+                // What is below a magnitude in the upper half does not raise its exponent.
+                for half in [k.eval(word & 0x7FFF_FFFF), k.eval((word << 16) & 0x7FFF_FFFF)] {
+                    k.to(largest).max(largest, half.cast::<U32>());
+                }
+            }
+        });
+        for distance in [1u32, 2, 4] {
+            let other = k.shuffle(Shuffle::Xor, largest, distance);
+            k.to(largest).max(largest, other);
+        }
+        // Of exponents: 127 + 14 - (x - 127), and one whose inverse is normal.
+        let sum = k.mov(268u32);
+        let exponent = k.eval((sum - (largest >> 23)).min(253));
+        let factor = k.mul(exponent, 1u32 << 7 | 1 << 23);
+        k.assign(narrow.factor, factor.cast());
+    }
+
+    /// Takes back what rows were multiplied by, from a thread's sums of two tokens in turn.
+    pub fn scale_back(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
+        let Some(narrow) = &self.narrow else { return };
+        let exponent = k.eval(narrow.factor & 0x7F80_0000).cast::<U32>();
+        let sum = k.mov(0x7F00_0000u32);
+        let inverse = k.eval(sum - exponent);
+        let lane = k.special(Special::LaneId);
+        let first = k.eval((lane & 3) << 4);
+        let inverses = [0u32, 8].map(|next| {
+            let of_row = k.eval(first + next);
+            let inverse = k.shuffle(Shuffle::Index, inverse, of_row);
+            k.from_bits(inverse)
+        });
+        for (i, &sum) in sums.iter().enumerate() {
+            k.to(sum).mul(sum, inverses[i % 2]);
+        }
+    }
+
+    /// Whether pieces go through registers.
+    fn keeps(&self) -> bool {
+        self.codes.is_some() || self.narrow.is_some()
+    }
+
     /// Starts to read block `unit` of the share, if there is one, into the block `turn` bytes behind the first one.
     fn load(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
         let exists = k.compare(Cmp::Lt, unit, self.count);
         k.if_(exists, "block_of_a", |k| self.load_existing(k, unit, turn));
-        if self.codes.is_none() {
+        if !self.keeps() {
             // Also of nothing: what is waited for is counted from the end.
             k.cp_async_commit();
         }
@@ -212,6 +290,12 @@ impl Lane<'_> {
     }
 
     fn load_existing(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
+        if let (Some(narrow), [piece]) = (&self.narrow, &self.pieces[..]) {
+            let from = k.offset(piece.from, unit.mul_wide(ROW));
+            let words: [Reg<B32>; 4] = k.ld_vector(from);
+            narrow.next.iter().zip(words).for_each(|(next, word)| k.assign(*next, word));
+            return;
+        }
         let there = self.within.map(|within| k.compare(Cmp::Lt, unit.cast::<S32>(), within));
         let Some(codes) = &self.codes else {
             for piece in &self.pieces {
@@ -245,10 +329,16 @@ impl Lane<'_> {
 
     /// Waits for block `unit` of the share. All who read the block before have done so.
     pub fn wait(&self, k: &mut Kernel, unit: Reg<U32>) {
-        match &self.codes {
-            None if self.barrier.is_some() => k.cp_async_wait(0),
-            None => k.cp_async_wait(self.blocks - 1),
-            Some(codes) => {
+        match (&self.codes, &self.narrow) {
+            (None, Some(narrow)) => {
+                for piece in &self.pieces {
+                    let values = bf16_to_f16(k, narrow.next, narrow.factor);
+                    piece.guarded(k).st_vector(piece.to, &values);
+                }
+            }
+            (None, None) if self.barrier.is_some() => k.cp_async_wait(0),
+            (None, None) => k.cp_async_wait(self.blocks - 1),
+            (Some(codes), _) => {
                 for (piece, &[codes, scale]) in self.pieces.iter().zip(&codes.next) {
                     let values = decode(k, codes, scale.cast());
                     let to = self.turn.map_or(piece.to, |turn| k.offset(piece.to, turn));
@@ -280,7 +370,7 @@ impl Lane<'_> {
             .collect();
         if self.barrier.is_none() {
             // Copies overwrite what other lanes have read; codes wait in registers for the end of the chunk.
-            if self.codes.is_none() {
+            if !self.keeps() {
                 k.warp_sync();
             }
             let turn = self.turn.unwrap_or_else(|| k.mov::<U32>(0u32));

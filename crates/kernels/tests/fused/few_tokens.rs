@@ -1,8 +1,8 @@
 //! The fused kernel for few tokens.
 
 use dualgemm_device::DevicePtr;
-use dualgemm_formats::{FloatType, ScaleLayout};
-use dualgemm_gemm::Activation;
+use dualgemm_formats::{FloatMatrix, FloatType, Matrix, ScaleLayout};
+use dualgemm_gemm::{AOperand, Activation, Epilogue, Linear, bounded_reference};
 use dualgemm_kernels::fused::{self, Fused, FusedArgs, Weights};
 use dualgemm_kernels::generic::copy::Copy;
 use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf, Sizes};
@@ -14,8 +14,9 @@ use dualgemm_kernels::parts::rows::Output;
 use dualgemm_kernels::parts::variant::{Out, Variant};
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_ptx::builder::HalfFormat;
+use half::bf16;
 
-use crate::problem::{check_on, gpu, linear, operands};
+use crate::problem::{check_on, gpu, linear, operands, run};
 
 fn silu(codes: Option<ScaleLayout>) -> Variant {
     Variant { codes, ..Variant::new(Activation::Silu.program()) }
@@ -41,6 +42,36 @@ fn every_tile_of_the_kernel_for_few_tokens_close() {
     }
 }
 
+/// A in bf16 becomes f16 by powers of two, each warp's share of a row by its own: rows of any size, parts of them that are zero, and
+/// numbers far below the largest of their row.
+#[test]
+fn rows_in_bf16_of_any_size_are_right_close() {
+    let (m, n, k) = (4, 72, 320);
+    let variant = Variant { compute: HalfFormat::Bf16, ..linear(false) };
+    for tokens in [1, 2, 4] {
+        let config = fused::Config::Warpwise(config(2, tokens, 3));
+        let (_, weights) = operands(&config, &variant, 1, (m, n, k));
+        let value = |row: usize, at: usize| {
+            let value = (at as f32 * 0.7 + row as f32).sin();
+            match row {
+                0 => value * if at < k / 2 { 0.0 } else { 1.0 },
+                1 => value * 2f32.powi(100),
+                2 => value * 2f32.powi(-100),
+                _ => value * 2f32.powi(16 - at as i32 % 45),
+            }
+        };
+        let a =
+            (0..m).flat_map(|row| (0..k).map(move |at| bf16::from_f32(value(row, at)))).collect::<Vec<_>>();
+        let a = AOperand::Float(FloatMatrix::Bf16(Matrix::new("A", m, k, a).unwrap()));
+        let found = run(&*gpu(&config), (config, &variant), &a, &weights, (&[], 1));
+        let layer = Linear { weight: weights[0].gate.clone(), bias: None };
+        let want = bounded_reference(&Epilogue::default(), &a, 0..m, &layer);
+        for (at, (got, want)) in found.values.iter().zip(&want).enumerate() {
+            assert!((f64::from(*got) - want.value).abs() <= want.error, "{tokens}, {at}: {got:e}, {want:?}");
+        }
+    }
+}
+
 /// Two products of a mixture and their sum, ids written by a launch before: what the products read of their rows is the sorted
 /// ones' table, or the ids. `settled` says of which product.
 fn mixture(ids: &[i32], sorted: bool, settled: [bool; 2]) -> Result<Vec<u8>, String> {
@@ -63,12 +94,12 @@ fn mixture(ids: &[i32], sorted: bool, settled: [bool; 2]) -> Result<Vec<u8>, Str
     let factors = upload(&(0..choices).flat_map(|i| (0.5 + i as f32).to_le_bytes()).collect::<Vec<_>>());
     let (ids, written) =
         (upload(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()), words(choices));
-    let mixture = Mixture::new(gpu, FloatType::F32).unwrap();
+    let mixture = Mixture::new(gpu, FloatType::F32, None).unwrap();
     let mut specs = vec![Copy::new(gpu).unwrap().spec("ids", (ids, written), 4 * choices).unwrap()];
     let mut first = there.args.a.codes;
     if sorted {
         let a = (first, there.args.a.pitch, k);
-        specs.extend(mixture.by_expert(&sizes, written, a, &lists, rows_of_a).unwrap());
+        specs.extend(mixture.by_expert(&sizes, (written, DevicePtr::NULL), a, &lists, rows_of_a).unwrap());
         first = rows_of_a;
     }
     let of = Groups { count: sizes.experts, rows: if sorted { lists.rows } else { written } };

@@ -3,10 +3,22 @@
 use dualgemm_bench::inputs::Inputs;
 use dualgemm_formats::FloatType;
 use dualgemm_kernels::generic::mixture::{Lists, Mixture, RowOf, Sizes};
+use half::f16;
 
 use crate::common::*;
 
 fn check((tokens, top_k, experts): (usize, usize, usize), k: usize, launches: usize) {
+    for weighs in [None, Some(FloatType::F16)] {
+        check_rows((tokens, top_k, experts), k, launches, weighs);
+    }
+}
+
+fn check_rows(
+    (tokens, top_k, experts): (usize, usize, usize),
+    k: usize,
+    launches: usize,
+    weighs: Option<FloatType>,
+) {
     let gpu = gpu();
     let (sizes, choices) = (Sizes { tokens, top_k, experts }, tokens * top_k);
     // Some experts get no row, and some choices none of the experts here.
@@ -25,9 +37,11 @@ fn check((tokens, top_k, experts): (usize, usize, usize), k: usize, launches: us
     let lists = Lists { rows: words(experts + 1), row_of: words(choices), choice_of: words(choices) };
     let out = poisoned(gpu, choices * k * 2);
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let kernels = Mixture::new(gpu, FloatType::F32).unwrap();
-    let a_there = (there.values, there.pitch, k);
-    let specs = kernels.by_expert(&sizes, upload(gpu, &bytes), a_there, &lists, out).unwrap();
+    let kernels = Mixture::new(gpu, FloatType::F32, weighs).unwrap();
+    let weight = |choice: usize| (choice as f32 - 3.5) / 7.0;
+    let weights: Vec<u8> = (0..choices).flat_map(|choice| weight(choice).to_le_bytes()).collect();
+    let (a_there, from) = ((there.values, there.pitch, k), (upload(gpu, &bytes), upload(gpu, &weights)));
+    let specs = kernels.by_expert(&sizes, from, a_there, &lists, out).unwrap();
     assert_eq!(specs.len(), launches);
     specs.iter().for_each(|spec| run(gpu, spec));
     let list = |from, count: usize| -> Vec<u32> {
@@ -39,8 +53,7 @@ fn check((tokens, top_k, experts): (usize, usize, usize), k: usize, launches: us
     if launches == 1 {
         assert_eq!(choice_of, sorted.iter().map(|&choice| choice as u32).collect::<Vec<_>>());
     }
-    let (row_of, gathered, a) =
-        (list(lists.row_of, choices), read(gpu, out, choices * k * 2), a.to_le_bytes());
+    let (row_of, gathered) = (list(lists.row_of, choices), read(gpu, out, choices * k * 2));
     for (choice, &row) in row_of.iter().enumerate() {
         match here(&ids[choice]) {
             true => assert_eq!(choice_of[row as usize], choice as u32),
@@ -50,7 +63,12 @@ fn check((tokens, top_k, experts): (usize, usize, usize), k: usize, launches: us
     for (row, (&choice, &like)) in choice_of.iter().zip(&sorted).enumerate() {
         assert_eq!(ids[choice as usize], ids[like], "row {row}");
         let token = choice as usize / top_k;
-        assert_eq!(gathered[row * k * 2..][..k * 2], a[token * k * 2..][..k * 2], "row {row}");
+        let want = (0..k).map(|column| match weighs {
+            None => f16::from_f32(a.value(token, column)),
+            Some(_) => f16::from_f32(a.value(token, column) * weight(choice as usize)),
+        });
+        let want: Vec<u8> = want.flat_map(f16::to_le_bytes).collect();
+        assert!(gathered[row * k * 2..][..k * 2] == want[..], "row {row}, {weighs:?}");
     }
     assert!(gathered[sorted.len() * k * 2..].iter().all(|&byte| byte == 0xA5), "rows of no choice");
 }
@@ -81,7 +99,7 @@ fn results_are_summed_in_the_order_of_choices_exact() {
     let weights = words(choices().map(|choice| weight(choice).to_bits()).collect());
     let row_of_there =
         words(choices().map(|choice| row_of(choice).map_or(u32::MAX, |row| row as u32)).collect());
-    let kernels = Mixture::new(gpu, FloatType::F32).unwrap();
+    let kernels = Mixture::new(gpu, FloatType::F32, None).unwrap();
     let sizes = Sizes { tokens, top_k, experts: 4 };
     for before in [None, Some(0.3f32)] {
         let c = words(vec![before.unwrap_or(f32::NAN).to_bits(); tokens * n]);

@@ -114,21 +114,27 @@ fn mixtures_are_within_the_bounds_of_f64() {
     let ids: [i32; 14] = [1, 0, 2, 1, -1, 0, 4, 2, 0, 2, 1, 7, 2, 0];
     let seen = ids.map(|id| if id == 7 { -1 } else { id });
     let weights = weights();
-    // Few choices go through the kernel for few tokens as they are, through others sorted.
-    for (out, between, add, strategy) in [
-        (OutFormat::F32, OutFormat::F16, false, "decode"),
-        (OutFormat::F32, OutFormat::F16, true, "decode"),
-        (OutFormat::F32, OutFormat::F16, false, "warpwise"),
-        (OutFormat::F32, OutFormat::F16, true, "warpwise"),
-        (OutFormat::F32, nvfp4(OutScale::Static(0.01)), false, "decode"),
+    let (half, brain, output, input) =
+        (AFormat::F16, AFormat::Bf16, RouterWeights::Output, RouterWeights::Input);
+    // Few choices go through the kernel for few tokens as they are, unless the router's weights multiply A; through others sorted.
+    for (format, router, between, add, strategy) in [
+        (half, output, OutFormat::F16, false, "decode"),
+        (half, output, OutFormat::F16, true, "decode"),
+        (half, output, OutFormat::F16, false, "warpwise"),
+        (half, output, OutFormat::F16, true, "warpwise"),
+        (brain, output, OutFormat::Bf16, false, "warpwise"),
+        (half, output, nvfp4(OutScale::Static(0.01)), false, "decode"),
+        (half, input, OutFormat::F16, true, "decode"),
+        (brain, input, OutFormat::Bf16, false, "fused"),
+        (brain, input, OutFormat::Bf16, false, "warpwise"),
     ] {
-        let desc = mixture(9, AFormat::F16, between, out, RouterWeights::Output);
+        let desc = mixture(9, format, between, OutFormat::F32, router);
         let plan = MixturePlan::new(&desc, &target(Some(strategy))).unwrap();
         let (packed, mut runner) = (self::packed(&plan, &experts), plan.runner().unwrap());
         runner.warm(&packed).unwrap();
         for tokens in [7, 3] {
             let choices = 2 * tokens;
-            let a = activations(AFormat::F16, tokens, 64);
+            let a = activations(format, tokens, 64);
             let on_device = [
                 a_bytes(&a).0,
                 bytes(&ids[..choices], i32::to_le_bytes),
@@ -144,7 +150,7 @@ fn mixtures_are_within_the_bounds_of_f64() {
             let offset = if add { 100.0 } else { 0.0 };
             let found: Vec<f32> = read(&on_device[3]).into_iter().map(|value| value - offset).collect();
             let routing = Routing { ids: &seen[..choices], weights: &weights[..choices] };
-            let mut want = mixture_reference(&desc.mlp, RouterWeights::Output, &a, routing, &experts);
+            let mut want = mixture_reference(&desc.mlp, router, &a, routing, &experts);
             // What a call on the host's operands gives, where it may be asked for; 7 is no expert there.
             let routing_on_host = Routing { ids: &seen[..choices], ..routing };
             let mut copied = vec![0.0; tokens * 48];
@@ -152,7 +158,7 @@ fn mixtures_are_within_the_bounds_of_f64() {
             assert!(add || copied == found, "{} {between}", plan.mlp);
             // What is added to rounds once more.
             want.iter_mut().for_each(|want| want.error += f64::from(offset) * 1e-6);
-            assert_within(&found, &want, &format!("{} {between} {add}", plan.mlp));
+            assert_within(&found, &want, &format!("{} {router:?} {between} {add}", plan.mlp));
         }
     }
 }
@@ -218,8 +224,6 @@ fn operations_in_device_memory_equal_those_on_the_hosts_operands_exact() {
 fn mixtures_that_a_gpu_does_not_take_are_refused_by_name() {
     let refused = |desc: &MixtureDesc| refusal(MixturePlan::new(desc, &target(None)));
     let desc = mixture(2, AFormat::F16, OutFormat::F16, OutFormat::F32, RouterWeights::Output);
-    let input = MixtureDesc { router: RouterWeights::Input, ..desc };
-    assert!(refused(&input).starts_with("what the router's weights multiply is A; on a GPU the output"));
     let quantized = mixture(2, AFormat::Nvfp4, OutFormat::F16, OutFormat::F32, RouterWeights::Output);
     assert!(refused(&quantized).starts_with("A of a mixture is nvfp4; on a GPU f16 or bf16 is needed"));
     let plan = MixturePlan::new(&desc, &target(None)).unwrap();

@@ -1,13 +1,13 @@
-//! The host side of the kernels around a mixture's products.
+//! Launches of the kernels around a mixture's products.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::FloatType;
 
-use super::super::rowwise::WIDTH;
-use super::super::{load, target_for};
 use super::{FEW_CHOICES, MAX_EXPERTS, ROUTE_THREADS, Step, THREADS, generate};
 use crate::Error;
 use crate::error::refused;
+use crate::generic::rowwise::WIDTH;
+use crate::generic::{load, target_for};
 use crate::limits::fits;
 
 /// Where the lists of a call are, in device memory: all written by the launches of [`Mixture::by_expert`].
@@ -47,26 +47,31 @@ pub struct Mixture {
     route: FunctionId,
     gather: FunctionId,
     sort: FunctionId,
+    /// Whether the last two multiply.
+    weighs: bool,
     /// Writes C, and adds to it.
     combine: [FunctionId; 2],
 }
 
 impl Mixture {
-    /// Loads the kernels for a C of this type.
-    pub fn new(device: &dyn Device, out: FloatType) -> Result<Self, Error> {
+    /// Loads the kernels for a C of this type, and for an A as it is or one of a type of 16 bits that the router's weights
+    /// multiply.
+    pub fn new(device: &dyn Device, out: FloatType, weighs: Option<FloatType>) -> Result<Self, Error> {
         let target = target_for(device.info().arch);
         let of = |step: Step| load(device, &generate(step, target)?, &step.name());
         let combine = |add| of(Step::Combine(out, add));
         Ok(Self {
             route: of(Step::Route)?,
-            gather: of(Step::Gather)?,
-            sort: of(Step::Sort)?,
+            gather: of(Step::Gather(weighs))?,
+            sort: of(Step::Sort(weighs))?,
+            weighs: weighs.is_some(),
             combine: [combine(false)?, combine(true)?],
         })
     }
 
     /// The launches that sort the choices in `ids`, `[tokens, top_k]` i32, and copy rows of A, `k` elements of 16 bits whose
-    /// rows lie `pitch` bytes apart, to `out`, dense: one of few choices, otherwise two.
+    /// rows lie `pitch` bytes apart, to `out`, dense: one of few choices, otherwise two. `weights`, `[tokens, top_k]` f32, are
+    /// looked at if they multiply A.
     ///
     /// # Errors
     /// If there are more experts than [`MAX_EXPERTS`], or more choices than a grid has; K or the pitch is not a multiple of 8
@@ -74,7 +79,7 @@ impl Mixture {
     pub fn by_expert(
         &self,
         sizes: &Sizes,
-        ids: DevicePtr,
+        (ids, weights): (DevicePtr, DevicePtr),
         (a, pitch, k): (DevicePtr, usize, usize),
         lists: &Lists,
         out: DevicePtr,
@@ -85,17 +90,18 @@ impl Mixture {
         fits("A", "address", a.0 as usize, 1, 16)?;
         fits("A by expert", "address", out.0 as usize, 1, 16)?;
         let (pitch, pieces, experts) = (pitch as u32, (k / 8) as u32, sizes.experts as u32);
+        let weighed = |args: Args| if self.weighs { args.ptr(weights) } else { args };
         let args = Args::new().ptr(ids).u32(choices).u32(experts);
         let args = args.ptr(lists.rows).ptr(lists.row_of).ptr(lists.choice_of);
         if choices <= FEW_CHOICES {
             let args = args.ptr(a).u32(pitch).u32(pieces).u32(sizes.top_k as u32).ptr(out);
-            let sort = LaunchSpec::new(self.sort, [choices, 1, 1], [THREADS, 1, 1]).args(args);
+            let sort = LaunchSpec::new(self.sort, [choices, 1, 1], [THREADS, 1, 1]).args(weighed(args));
             return Ok(vec![sort.dynamic_shared(FEW_CHOICES * 4 + 4)]);
         }
         let route = LaunchSpec::new(self.route, [1, 1, 1], [ROUTE_THREADS, 1, 1]).args(args);
         let args = Args::new().ptr(a).u32(pitch).u32(pieces).u32(sizes.top_k as u32);
         let args = args.u32(experts).ptr(lists.rows).ptr(lists.choice_of).ptr(out);
-        let gather = LaunchSpec::new(self.gather, [choices, 1, 1], [THREADS, 1, 1]).args(args);
+        let gather = LaunchSpec::new(self.gather, [choices, 1, 1], [THREADS, 1, 1]).args(weighed(args));
         Ok(vec![route.dynamic_shared(MAX_EXPERTS as u32 * 4), gather])
     }
 
