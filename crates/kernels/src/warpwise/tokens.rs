@@ -142,8 +142,11 @@ impl Tokens {
             false => (row, ROWS),
         };
         let rows: Vec<Reg<U32>> = (0..config.tokens.div_ceil(step)).map(|i| k.eval(row + i * step)).collect();
+        let narrow = matches!(self, Self::Half { narrow: true, .. });
         let of_a = rows.iter().map(|row| {
-            let row = row_of(k, *row);
+            // Lanes that bring none of few rows look for the largest magnitude.
+            let row = if narrow { k.eval(*row & (config.tokens - 1)) } else { *row };
+            let row = row_of(k, row);
             k.eval(row.min(end))
         });
         let of_a: Vec<Reg<U32>> = of_a.collect();
@@ -165,8 +168,8 @@ impl Tokens {
         let blocks = config.blocks(matches!(self, Self::Codes { .. }));
         let turn = (blocks > 1).then(|| k.mov::<U32>(0u32));
         let barrier = shares.then(|| k.eval(part + 1));
-        let narrow = matches!(self, Self::Half { narrow: true, .. })
-            .then(|| Narrow { next: std::array::from_fn(|_| k.mov(0u32)), factor: k.mov(0u32) });
+        let narrow =
+            narrow.then(|| Narrow { next: std::array::from_fn(|_| k.mov(0u32)), factor: k.mov(0u32) });
         let this = Lane { config, pieces, codes, narrow, count, within, from, blocks, turn, barrier };
         for ahead in 0..if shares { 1 } else { blocks } {
             let unit = k.mov::<U32>(ahead);
@@ -222,9 +225,11 @@ impl Lane<'_> {
     fn find_factor(&self, k: &mut Kernel) {
         let (Some(narrow), [piece]) = (&self.narrow, &self.pieces[..]) else { return };
         let (largest, last) = (k.mov::<U32>(0u32), k.eval(self.count - 1));
-        k.for_range("largest", 0u32, self.count, AT_ONCE, |k, first, _| {
+        let (tokens, lane) = (self.config.tokens, k.special(Special::LaneId));
+        let (lanes, own) = (ROWS / tokens, k.eval(lane / (8 * tokens)));
+        k.for_range("largest", 0u32, self.count, AT_ONCE * lanes, |k, first, _| {
             let read = |i| {
-                let unit = k.eval((first + i).min(last));
+                let unit = k.eval((first + own + i * lanes).min(last));
                 let from = k.offset(piece.from, unit.mul_wide(ROW));
                 k.ld_vector(from)
             };
@@ -236,7 +241,7 @@ impl Lane<'_> {
                 }
             }
         });
-        for distance in [1u32, 2, 4] {
+        for distance in [1u32, 2, 4, 8, 16].into_iter().filter(|&d| d < 8 || d >= 8 * tokens) {
             let other = k.shuffle(Shuffle::Xor, largest, distance);
             k.to(largest).max(largest, other);
         }
