@@ -4,6 +4,7 @@
 //! it. Measuring one takes about a quarter of a second.
 
 use std::hint::black_box;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
@@ -76,8 +77,19 @@ fn bf16_terms(isa: Isa, desc: &DualGemmDesc) -> Option<f64> {
     terms.map(|terms| terms as f64)
 }
 
-/// Several times the last-level cache of the machines that this runs on.
-const BEYOND_CACHES: usize = 192 << 20;
+/// More bytes than the caches of this machine hold: twice its largest, and at least 192 MiB. Linux tells; elsewhere 192 MiB are
+/// several times the last-level cache.
+pub fn beyond_caches() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let size = |index: usize| {
+            let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+            std::fs::read_to_string(path).ok()?.trim().strip_suffix('K')?.parse::<usize>().ok()
+        };
+        let largest = (0..8).filter_map(size).max().unwrap_or(0) << 10;
+        (2 * largest).max(192 << 20)
+    })
+}
 
 /// Measures all limits on up to `threads` threads of the current rayon pool.
 ///
@@ -89,7 +101,7 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
     Ok(Limits {
         isa,
         threads,
-        dram_read: read_rate(kernel, threads, BEYOND_CACHES),
+        dram_read: read_rate(kernel, threads, beyond_caches()),
         integer_dot: best(threads, 2.0, || kernel.spin_integer_dots()),
         w4a4_tile: w4a4_tile(kernel, threads)?,
         f32_multiply_add: best(threads, 2.0, || kernel.spin_multiply_adds()),
@@ -113,7 +125,7 @@ pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
             byte_products(&plan.desc).map_or(floats, |products| floats.max(integers(products)))
         }
     };
-    let len = plan.bytes.min(BEYOND_CACHES as f64) as usize;
+    let len = plan.bytes.min(beyond_caches() as f64) as usize;
     Ok((operations, read_rate(kernel, plan.threads, len)))
 }
 

@@ -246,12 +246,12 @@ impl MixtureRunner {
         }
     }
 
-    /// Prepares for calls with these experts, so that the first one allocates nothing either.
+    /// Prepares for calls with these experts, so that the first one allocates nothing either. On a processor none does.
     ///
     /// # Errors
-    /// If the plan is not for a GPU, memory is lacking, or the experts are for another plan.
+    /// If memory is lacking, or the experts are for another plan.
     pub fn warm(&self, experts: &PackedMixture) -> Result<(), Error> {
-        self.on_gpu()?.warm(experts)
+        self.on_gpu().map_or(Ok(()), |on_gpu| on_gpu.warm(experts))
     }
 
     /// Launches a mixture on operands in device memory. Allocates nothing, waits for nothing, and can be recorded into a graph.

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use dualgemm::check::{Reference, RowSample};
+use dualgemm::cpu::limits;
 use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Bounded, DualGemmDesc, GateUp, GatedMlp, Linear, Operation, OutFormat, OutScale,
@@ -23,9 +24,7 @@ use crate::result::matrix_of;
 use crate::routing::OwnedRouting;
 use crate::tolerance::{Statement, Tolerance};
 
-/// Weights that take turns when cold: several times the last-level cache of the machines that this runs on.
-const BEYOND_CACHES: usize = 192 << 20;
-/// The most of them: a pack has a size of its own however little is in it, and the smallest would take gigabytes.
+/// The most weights that take turns when cold: a pack has a size of its own however little is in it, and the smallest would take gigabytes.
 const MOST_SETS: usize = 1 << 14;
 /// Routings of a mixture that take turns.
 const ROUTINGS: u64 = 4;
@@ -89,7 +88,7 @@ pub(in crate::command) fn activations(desc: &DualGemmDesc) -> anyhow::Result<AOp
 /// Sets of packed weights that take turns.
 fn sets(desc: &AnyDesc, cache: CacheArg) -> usize {
     match cache {
-        CacheArg::Cold => BEYOND_CACHES.div_ceil(packed_bytes(desc) as usize).clamp(1, MOST_SETS),
+        CacheArg::Cold => limits::beyond_caches().div_ceil(packed_bytes(desc) as usize).clamp(1, MOST_SETS),
         CacheArg::Warm => 1,
     }
 }

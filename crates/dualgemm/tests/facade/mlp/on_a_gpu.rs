@@ -231,7 +231,7 @@ fn mixtures_that_a_gpu_does_not_take_are_refused_by_name() {
     assert!(message.starts_with("the list of experts is without number 3; on a GPU"), "{message}");
     let on_cpu = MixturePlan::new(&desc, &Target::default()).unwrap();
     let (packed, mut runner) = (self::packed(&on_cpu, &experts()), on_cpu.runner().unwrap());
-    assert!(matches!(runner.warm(&packed), Err(Error::NotOnGpu)));
+    runner.warm(&packed).unwrap();
     let mut gpu = plan.runner().unwrap();
     let (a, routing) = (activations(AFormat::F16, 2, 64), Routing { ids: &[0, 1, 2, 0], weights: &[1.0; 4] });
     let mut c = [0.0; 96];
