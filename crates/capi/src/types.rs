@@ -154,17 +154,8 @@ impl dualgemm_matrix {
         // SAFETY: shape and layout make it `scales_len` bytes, which are there for `'a`, by the caller's word.
         let scales = unsafe { slice::<u8>(&format!("{name} scales"), self.scales.cast(), scales_len) }?;
         let global = GlobalScale::multiplier(self.global_scale);
-        Ok(QuantizedMatrix::strided(
-            name.to_owned(),
-            format,
-            self.rows,
-            self.k,
-            stride,
-            codes,
-            scales,
-            layout,
-            global,
-        )?)
+        let (name, rows, k) = (name.to_owned(), self.rows, self.k);
+        Ok(QuantizedMatrix::strided(name, format, rows, k, stride, codes, scales, layout, global)?)
     }
 
     /// The matrix A, of any format.

@@ -176,7 +176,7 @@ pub unsafe extern "C" fn dualgemm_mlp_from_checkpoint(
     report(|| {
         let pack = |checkpoint: &Checkpoint, target| {
             checkpoint.check_whole(layer, MlpKind::Dense)?;
-            let mlp = GatedMlp { gate_up: checkpoint.gate_up(layer)?, down: checkpoint.down(layer)? };
+            let mlp = checkpoint.gated_mlp(layer, Which::Dense)?;
             let activation = activation_of(checkpoint, layer, MlpKind::Dense);
             Ok(dualgemm_weights { layer: PackedLayer::mlp(&mlp, target)?, activation })
         };
@@ -206,12 +206,8 @@ pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
                 return Err(Failure::unsupported(message.into()));
             }
             let count = checkpoint.experts(layer)?.last().map_or(0, |last| last + 1);
-            let read = |expert| {
-                let gate_up = checkpoint.gate_up_source(layer, Which::Expert(expert))?.read()?;
-                let down = checkpoint.down_source(layer, Which::Expert(expert))?.read()?;
-                Ok(GatedMlp { gate_up, down })
-            };
-            let mlps = (0..count).map(read).collect::<Result<Vec<_>, dualgemm::Error>>()?;
+            let read = |expert| checkpoint.gated_mlp(layer, Which::Expert(expert));
+            let mlps = (0..count).map(read).collect::<Result<Vec<_>, _>>()?;
             let activation = activation_of(checkpoint, layer, MlpKind::Experts);
             Ok(dualgemm_weights { layer: pack_mlps(mlps, true, target)?, activation })
         };

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use dualgemm_formats::ScaleLayout;
-use dualgemm_gemm::{Activation, GateUp, Linear};
+use dualgemm_gemm::{Activation, GateUp, GatedMlp, Linear};
 
 use crate::convention::{Convention, Evidence};
 use crate::error::list;
@@ -345,6 +345,15 @@ impl Checkpoint {
         let own = mlp.own(expert);
         let module = mlp.module(own, Projection::Down);
         self.layer_source(module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?, expert)
+    }
+
+    /// All three matrices of an MLP.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up), and of an expert that is not there.
+    pub fn gated_mlp(&self, layer: usize, which: Which) -> Result<GatedMlp<'_>, Error> {
+        let gate_up = self.gate_up_source(layer, which)?.read()?;
+        Ok(GatedMlp { gate_up, down: self.down_source(layer, which)?.read()? })
     }
 
     /// Whether an MLP of a layer has a down projection at all, as part of a checkpoint may not.

@@ -31,7 +31,7 @@ use candle_core::{
 use half::{bf16, f16};
 pub use mixture::Mixture;
 
-use crate::checkpoint::{Checkpoint, MlpKind, OpenOptions};
+use crate::checkpoint::{Checkpoint, MlpKind, OpenOptions, Which};
 use crate::formats::{FloatMatrix, FloatType, Matrix, QuantizedMatrix};
 use crate::gemm::{self, AOperand, Epilogue, GateUp, OutputMut, QuantizeA, Routing};
 use crate::{AnyDesc, AnyPlan, AnyRunner, LayerCall, PackedLayer, Target};
@@ -204,9 +204,8 @@ impl Mlp {
     /// activation and the options ask for none.
     pub fn from_checkpoint(path: &Path, layer: usize, options: &Options) -> Result<Self> {
         let checkpoint = open(path)?;
-        let (gate_up, options) = dense(&checkpoint, layer, options)?;
-        let down = checkpoint.down(layer).map_err(Error::wrap)?;
-        Self::new(&gemm::GatedMlp { gate_up, down }, &options)
+        let options = of_layer(&checkpoint, layer, MlpKind::Dense, options)?;
+        Self::new(&checkpoint.gated_mlp(layer, Which::Dense).map_err(Error::wrap)?, &options)
     }
 }
 

@@ -119,16 +119,8 @@ pub fn to_matrix(
     }
     let (mut codes, mut scales) = (vec![0; rows * (k / 2)], vec![0; rows * (k / 16)]);
     unpack_row(gguf, &mut codes, &mut scales);
-    QuantizedMatrix::new(
-        name.to_owned(),
-        BlockFormat::Nvfp4,
-        rows,
-        k,
-        codes,
-        scales,
-        ScaleLayout::Linear,
-        global_scale,
-    )
+    let (name, linear) = (name.to_owned(), ScaleLayout::Linear);
+    QuantizedMatrix::new(name, BlockFormat::Nvfp4, rows, k, codes, scales, linear, global_scale)
 }
 
 #[cfg(test)]

@@ -134,7 +134,10 @@ impl AroundExperts {
             Ok(self.kernels.by_expert(&sizes, (call.ids, call.weights), a, &lists, gathered.ptr())?)
         };
         let mut key = call.call.key();
-        key[8] = call.weights.0;
+        if self.ones.is_some() {
+            // Other launches do not look at the weights, wherever they are.
+            key[8] = call.weights.0;
+        }
         // SAFETY: lists and rows have room for all choices; the caller vouches for the rest.
         unsafe { self.before.run(self.gpu, (call.ids.0, key), stream, specs) }
     }

@@ -44,12 +44,9 @@ impl Mixture {
         if let Some(missing) = (0..ids.len()).find(|&id| ids[id] != id) {
             candle_core::bail!("layer {layer} has no expert {missing}; a mixture has all from 0 on");
         }
-        let read = |expert| {
-            let gate_up = checkpoint.gate_up_source(layer, Which::Expert(expert))?.read()?;
-            Ok(GatedMlp { gate_up, down: checkpoint.down_source(layer, Which::Expert(expert))?.read()? })
-        };
-        let experts = ids.into_iter().map(read).collect::<std::result::Result<_, crate::checkpoint::Error>>();
-        Self::new(experts.map_err(Error::wrap)?, checkpoint.router_weights(), &options)
+        let read = |expert| checkpoint.gated_mlp(layer, Which::Expert(expert)).map_err(Error::wrap);
+        let experts = ids.into_iter().map(read).collect::<Result<_>>()?;
+        Self::new(experts, checkpoint.router_weights(), &options)
     }
 
     /// Features of C.

@@ -200,16 +200,8 @@ impl Quantizer {
         }
         let (mut codes, mut scales) = (vec![0; rows * (k / 2)], vec![0; rows * (k / 16)]);
         self.rows(x, 0..rows, &mut codes, &mut scales);
-        QuantizedMatrix::new(
-            name.to_owned(),
-            format,
-            rows,
-            k,
-            codes,
-            scales,
-            ScaleLayout::Linear,
-            self.global_scale,
-        )
+        let (name, linear) = (name.to_owned(), ScaleLayout::Linear);
+        QuantizedMatrix::new(name, format, rows, k, codes, scales, linear, self.global_scale)
     }
 }
 

@@ -33,16 +33,8 @@ pub fn quantize_mxfp4(name: &str, x: &FloatMatrix<'_>) -> Result<QuantizedMatrix
         let scale = ue8m0::decode(scales[row * (k / 32) + half / 2]);
         halves[row * (k / 16) + half] = pack(x.map(|x| e2m1::encode(x / scale)));
     });
-    QuantizedMatrix::new(
-        name.to_owned(),
-        format,
-        rows,
-        k,
-        codes,
-        scales,
-        ScaleLayout::Linear,
-        GlobalScale::ONE,
-    )
+    let (name, linear) = (name.to_owned(), ScaleLayout::Linear);
+    QuantizedMatrix::new(name, format, rows, k, codes, scales, linear, GlobalScale::ONE)
 }
 
 /// Byte of `2^(⌊log₂ amax⌋ - 2)`. The exponent field is the logarithm; it is 0 for zero and subnormals, whose
@@ -86,16 +78,8 @@ pub fn mxfp4_to_nvfp4(x: &QuantizedMatrix<'_>) -> Result<QuantizedMatrix<'static
     let codes: Vec<u8> = (0..rows).flat_map(|row| x.row_codes(row)).copied().collect();
     // A power of two down to 2⁻¹³⁵, exact in f32, through f64 because f32's powi loses subnormals.
     let global = GlobalScale::multiplier(2f64.powi(k_max - 8) as f32);
-    QuantizedMatrix::new(
-        x.name().to_owned(),
-        BlockFormat::Nvfp4,
-        rows,
-        k,
-        codes,
-        scales,
-        ScaleLayout::Linear,
-        global,
-    )
+    let (name, linear) = (x.name().to_owned(), ScaleLayout::Linear);
+    QuantizedMatrix::new(name, BlockFormat::Nvfp4, rows, k, codes, scales, linear, global)
 }
 
 #[cfg(test)]

@@ -24,7 +24,8 @@ use crate::result::matrix_of;
 use crate::routing::OwnedRouting;
 use crate::tolerance::{Statement, Tolerance};
 
-/// The most weights that take turns when cold: a pack has a size of its own however little is in it, and the smallest would take gigabytes.
+/// The most weights that take turns when cold: a pack has a size of its own however little is in it, and the smallest would
+/// take gigabytes.
 const MOST_SETS: usize = 1 << 14;
 /// Routings of a mixture that take turns.
 const ROUTINGS: u64 = 4;
