@@ -298,7 +298,8 @@ dualgemm_status dualgemm_mlp_from_checkpoint(const char *target,
                                              struct dualgemm_weights **out);
 
 // Packs all routed experts of a layer from a checkpoint, numbered from 0. Plans for them compute the weighted sum of each
-// token's experts; see `dualgemm_run_mixture`. A shared expert is an MLP of its own.
+// token's experts; see `dualgemm_run_mixture`. The router's weights multiply what goes into experts where the model's family
+// does so (Llama 4), else what comes out. A shared expert is an MLP of its own.
 //
 // # Safety
 // As for `dualgemm_weights_from_checkpoint`.

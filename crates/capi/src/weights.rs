@@ -28,16 +28,20 @@ impl From<PackedLayer> for dualgemm_weights {
     }
 }
 
-/// A whole MLP, or a mixture of them, which all have the shape of the first.
-fn pack_mlps(mlps: Vec<GatedMlp<'_>>, mixture: bool, target: Target) -> Result<PackedLayer, Failure> {
+/// A whole MLP, or a mixture of them by where the router's weights multiply, which all have the shape of the first.
+fn pack_mlps(
+    mlps: Vec<GatedMlp<'_>>,
+    mixture: Option<RouterWeights>,
+    target: Target,
+) -> Result<PackedLayer, Failure> {
     let Some(first) = mlps.first() else {
         return Err(Failure::argument("experts: are 0; at least 1 is needed".into()));
     };
     Ok(match mixture {
-        false => PackedLayer::mlp(first, target)?,
-        true => {
+        None => PackedLayer::mlp(first, target)?,
+        Some(router) => {
             let (shape, each) = (LayerShape::mlp(first), mlps.into_iter().map(Ok::<_, dualgemm::Error>));
-            PackedLayer::mixture(shape, RouterWeights::Output, each, target)?
+            PackedLayer::mixture(shape, router, each, target)?
         }
     })
 }
@@ -186,7 +190,8 @@ pub unsafe extern "C" fn dualgemm_mlp_from_checkpoint(
 }
 
 /// Packs all routed experts of a layer from a checkpoint, numbered from 0. Plans for them compute the weighted sum of each
-/// token's experts; see `dualgemm_run_mixture`. A shared expert is an MLP of its own.
+/// token's experts; see `dualgemm_run_mixture`. The router's weights multiply what goes into experts where the model's family
+/// does so (Llama 4), else what comes out. A shared expert is an MLP of its own.
 ///
 /// # Safety
 /// As for `dualgemm_weights_from_checkpoint`.
@@ -200,16 +205,12 @@ pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
     report(|| {
         let pack = |checkpoint: &Checkpoint, target| {
             checkpoint.check_whole(layer, MlpKind::Experts)?;
-            if checkpoint.router_weights() == RouterWeights::Input {
-                let message =
-                    "this family's router weighs what goes into experts; plans weigh what comes out";
-                return Err(Failure::unsupported(message.into()));
-            }
             let count = checkpoint.experts(layer)?.last().map_or(0, |last| last + 1);
             let read = |expert| checkpoint.gated_mlp(layer, Which::Expert(expert));
             let mlps = (0..count).map(read).collect::<Result<Vec<_>, _>>()?;
             let activation = activation_of(checkpoint, layer, MlpKind::Experts);
-            Ok(dualgemm_weights { layer: pack_mlps(mlps, true, target)?, activation })
+            let layer = pack_mlps(mlps, Some(checkpoint.router_weights()), target)?;
+            Ok(dualgemm_weights { layer, activation })
         };
         // SAFETY: strings or null, and `out` can be written, by the caller's word.
         unsafe { give_packed(target, path, out, pack) }
@@ -246,7 +247,7 @@ pub unsafe extern "C" fn dualgemm_mlps_from_tensors(
         let mlps = (0..experts.max(1)).map(read).collect::<Result<Vec<_>, _>>()?;
         // SAFETY: `target` is a string or null, by the caller's word.
         let target = unsafe { device::target(target) }?;
-        let pack = || Ok(pack_mlps(mlps, experts > 0, target)?.into());
+        let pack = || Ok(pack_mlps(mlps, (experts > 0).then_some(RouterWeights::Output), target)?.into());
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, pack) }
     })

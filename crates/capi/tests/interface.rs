@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 
+use dualgemm::checkpoint::{Checkpoint, OpenOptions, Which};
 use dualgemm::formats::{FloatMatrix, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize};
 use dualgemm::gemm::{
     AFormat, AOperand, DualGemmDesc, GateUp, GatedMlp, Linear, OutFormat, OutputMut, RouterWeights, Routing,
@@ -483,4 +484,55 @@ fn the_other_operations_are_read_from_checkpoints() {
         let status = dualgemm_mlps_from_tensors(null(), null(), null(), null(), 1, &mut w);
         check(status, dualgemm_status::Argument, "gate, up or down: is null");
     }
+}
+
+/// The layer in the tree as the one expert of a Llama 4, whose router's weights multiply A.
+#[test]
+fn a_family_that_weighs_the_input_does_so_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = |name: &str| std::fs::read(format!("{CHECKPOINT}/{name}")).unwrap();
+    let config = String::from_utf8(from("config.json")).unwrap();
+    let config = config.replace("\"model_type\": \"llama\"", "\"model_type\": \"llama4_text\"");
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let file = from("model.safetensors");
+    let (length, rest) = file.split_at(8);
+    let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let header = std::str::from_utf8(header).unwrap().replace(".mlp.", ".feed_forward.experts.0.");
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+    std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+
+    let checkpoint = Checkpoint::open(dir.path(), &OpenOptions::default()).unwrap();
+    let mlp = checkpoint.gated_mlp(0, Which::Expert(0)).unwrap();
+    let x: Vec<f32> = (0..mlp.gate_up.k()).map(|i| (i as f32 * 0.7).sin()).collect();
+    let weighted = x.iter().map(|x| x * 0.25).collect::<Vec<_>>();
+    let call = LayerCall::new(1, AFormat::F32, OutFormat::F32);
+    let packed = PackedLayer::mlp(&mlp, Target::default()).unwrap();
+    let mut want = vec![0f32; mlp.down.n()];
+    let any = AnyPlan::new(&packed.shape.describe(&call), &packed.target).unwrap();
+    let a = AOperand::Float(FloatMatrix::F32(Matrix::new("a", 1, x.len(), weighted).unwrap()));
+    any.runner().unwrap().run(&a, &packed.weights, None, (OutputMut::F32(&mut want), false)).unwrap();
+
+    let path = CString::new(dir.path().to_str().unwrap()).unwrap();
+    let (mut w, mut c) = (null_mut(), vec![0f32; want.len()]);
+    let a = dualgemm_matrix {
+        format: dualgemm_format::F32 as u32,
+        rows: 1,
+        k: x.len(),
+        row_stride: 0,
+        data: x.as_ptr().cast(),
+        scales: null(),
+        scale_layout: 0,
+        global_scale: 0.0,
+    };
+    let desc = dualgemm_desc { a_format: dualgemm_format::F32 as u32, top_k: 1, ..desc(1) };
+    // SAFETY: strings end with a zero; handles live until they are freed; A, the lists and C outlive the call.
+    unsafe {
+        ok(dualgemm_mixture_from_checkpoint(null(), path.as_ptr(), 0, &mut w));
+        let p = plan(&desc, w);
+        let (ids, weights, c) = ([0], [0.25], c.as_mut_ptr().cast());
+        ok(dualgemm_run_mixture(p, &a, ids.as_ptr(), weights.as_ptr(), w, c, false, null_mut()));
+        dualgemm_plan_free(p);
+        dualgemm_weights_free(w);
+    }
+    assert_eq!(c, want);
 }
