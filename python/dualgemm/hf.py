@@ -22,7 +22,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
 from ._parallel import check_group
-from ._patch import unsupported
+from ._plan import unsupported
 from ._torch import quantize_a_text
 from .decoder import take_layers
 from .errors import CheckpointError, UnsupportedError

@@ -12,8 +12,8 @@ from ._arrays import is_followed
 from ._attention import is_known
 from ._ops import Experts, Linear, Mlp, Weights, floats
 from ._parallel import check_group, experts_of, rank_of, together
-from ._patch import DOWN, PatchReport, Plan, Step, check_biases, opened, patch_model, replace, unsupported
-from ._plain import is_plain_mlp
+from ._patch import PatchReport, patch_mlp, patch_model
+from ._plan import opened, unsupported
 from .errors import OperandError, UnsupportedError
 
 #: The types whose weights :class:`FloatLinear` multiplies.
@@ -425,84 +425,3 @@ def _down(path, layer, weights, dtype, reading):
     down.weight.requires_grad_(False)
     _dualgemm.down(down.weight, path, layer, **{key: value for key, value in reading.items() if key != "activation"})
     return down
-
-
-def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, other_model=False, **reading):
-    """Replaces every gated MLP of a Hugging Face model of the Llama, Qwen or Mistral kind by :class:`NVFP4GatedMLP` with the
-    weights of the same layer of an NVFP4 checkpoint, and returns the names of the modules replaced.
-
-    An MLP is a module with ``gate_proj``, ``up_proj`` and ``down_proj`` that computes nothing else, and whose name the
-    checkpoint has; others stay, such as those of a vision tower. With ``down="keep"`` the model's own down projection stays;
-    ``"checkpoint"`` decodes the checkpoint's instead. ``other_model`` is that of :func:`patch_model`.
-
-    A patched model cannot be saved: ``state_dict`` and with it ``save_pretrained`` raise :class:`UnsupportedError`.
-    """
-    if down not in ("keep", "checkpoint"):
-        raise OperandError(f"down is {down!r}; valid are keep, checkpoint")
-    if group is not None and down == "keep":
-        raise OperandError('with a group, down="checkpoint" is needed: the model holds the whole down projection')
-    parts = {key: reading.pop(key) for key in ("rank", "world") if key in reading}
-
-    def planned():
-        plan = Plan(model, opened(checkpoint, reading), quantize_a, other_model=other_model)
-        plan.steps = list(_mlps(model, plan, down, group, parts))
-        return plan
-
-    # Checked first, on all ranks: the others would wait for one that finds a fault.
-    plan = together(group, planned, checkpoint)
-    # All are loaded before one is replaced: a fault leaves the model as it was.
-    replacements = [(step.name, step.make()) for step in plan.steps]
-    for name, new in replacements:
-        replace(model, name, new)
-    return [name for name, _ in replacements]
-
-
-def _mlps(model, plan, down, group, parts):
-    """What :func:`patch_mlp` replaces, checked."""
-    modules = list(model.named_modules())
-    patched = [name for name, module in modules if isinstance(module, NVFP4GatedMLP)]
-    if patched:
-        raise OperandError(f"{patched[0]}: is a NVFP4GatedMLP; the model is already patched")
-    gated = ("gate_proj", "up_proj", "down_proj")
-    found = [(name, m) for name, m in modules if all(hasattr(m, part) for part in gated) and "experts" not in name]
-    if not found:
-        raise OperandError(f"{type(model).__name__}: no module has gate_proj, up_proj and down_proj")
-    matched = [(name, old, plan.held(name, "shared" if "shared" in name else "dense")) for name, old in found]
-    if not plan.met:
-        raise OperandError(
-            f"{type(model).__name__}: no gated MLP of it, such as {found[0][0]}, is in 4 bits in {plan.checkpoint.path}"
-        )
-    for name, old, held in matched:
-        if held:
-            yield Step(name, "MLPs", _replacement(name, old, held, plan.quantize_a, down, group, parts))
-
-
-def _replacement(name, old, held, quantize_a, down, group, parts):
-    """Checks that a module is what the checkpoint holds, and returns what makes its replacement."""
-    names = ("gate_proj", "up_proj", "down_proj")
-    why = held.why_not(old, lambda activation: is_plain_mlp(old, names[:2], names[2], activation))
-    if why:
-        raise OperandError(f"{name}: {why}; patch_model replaces its linear layers one by one")
-    checkpoint, layer, like = held.checkpoint, held.layer, old.down_proj.weight
-    reading = {"shared_expert": held.kind == "shared", **parts}
-    biases = [[checkpoint._has_bias(m) for m in held.modules if (m.rpartition(".")[2] in DOWN) == of] for of in (False, True)]
-    ours, theirs = [old.gate_proj.bias is not None or old.up_proj.bias is not None], [any(biases[0])]
-    if down == "checkpoint":
-        ours, theirs = [*ours, old.down_proj.bias is not None], [*theirs, any(biases[1])]
-        if any(biases[1]) and like.is_cuda and unsupported(like.device):
-            raise UnsupportedError(f"{name}.down_proj: is decoded on {like.device}, and its bias is not")
-    check_biases(name, ("gate_proj and up_proj", "down_proj"), ours, theirs)
-    if down == "checkpoint":
-        dtype = like.dtype if like.is_floating_point() and like.element_size() > 1 else torch.bfloat16
-        how = {"dtype": dtype, "device": like.device, "quantize_a": quantize_a, "group": group}
-        return functools.partial(NVFP4GatedMLP.from_checkpoint, checkpoint, layer, **how, **reading)
-
-    def make():
-        weights = Weights.from_checkpoint(checkpoint, layer, device=like.device, **reading)
-        n, k = weights.shape
-        if getattr(old.down_proj, "in_features", n) != n or getattr(old.down_proj, "out_features", k) != k:
-            found = [old.down_proj.out_features, old.down_proj.in_features]
-            raise OperandError(f"{name}.down_proj: is {found}; the checkpoint's layer needs {[k, n]}")
-        return NVFP4GatedMLP(weights, old.down_proj, quantize_a=quantize_a)
-
-    return make

@@ -22,7 +22,7 @@ import logging
 import torch
 
 from . import Experts, Linear, Quantized, Weights, _torch
-from ._patch import unsupported
+from ._plan import unsupported
 
 #: Modules of vLLM with MLPs that are down_proj of act_fn of gate_up_proj, and their class.
 MLPS = [

@@ -380,10 +380,10 @@ def test_models_without_memory_of_their_own_are_patched_from_a_skeleton(tiny):
 
 def test_models_in_float32_stay_on_a_card(tiny, monkeypatch):
     """Which no card is needed for: nothing is packed."""
-    from dualgemm import _patch
+    from dualgemm import _plan
 
-    monkeypatch.setattr(_patch.Plan, "device", lambda self, name, weight: torch.device("cuda", 0))
-    monkeypatch.setattr(_patch, "unsupported", lambda device: None)
+    monkeypatch.setattr(_plan.Plan, "device", lambda self, name, weight: torch.device("cuda", 0))
+    monkeypatch.setattr(_plan, "unsupported", lambda device: None)
     report = nn.patch_model(load(tiny / "floats"), tiny / "q")
     assert "MLPs" not in str(report)
     mlps = [name for name in report.left if "mlp" in name]
@@ -391,19 +391,19 @@ def test_models_in_float32_stay_on_a_card(tiny, monkeypatch):
 
 
 def test_what_stays_in_16_bits_is_torchs_on_a_card(tiny, monkeypatch):
-    from dualgemm import _patch
+    from dualgemm import _plan
 
-    monkeypatch.setattr(_patch.Plan, "device", lambda self, name, weight: torch.device("cuda" if name == "lm_head" else "cpu"))
+    monkeypatch.setattr(_plan.Plan, "device", lambda self, name, weight: torch.device("cuda" if name == "lm_head" else "cpu"))
     model = load(tiny / "floats", torch.bfloat16)
     report = nn.patch_model(model, tiny / "q")
     assert type(model.lm_head) is torch.nn.Linear and report.left == {"lm_head": "not in 4 bits in the checkpoint"}
 
 
 def test_what_a_card_computes_is_asked_while_transformers_builds_without_memory():
-    from dualgemm import _patch
+    from dualgemm import _plan
 
     with torch.device("meta"):
-        assert _patch.unsupported.__wrapped__("sim:sm_90a") is None
+        assert _plan.unsupported.__wrapped__("sim:sm_90a") is None
 
 
 @pytest.mark.parametrize("config", [llama, qwen3_moe])
