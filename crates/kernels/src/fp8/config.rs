@@ -3,9 +3,7 @@
 use dualgemm_device::{Args, LaunchSpec};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
-use dualgemm_ptx::layout::{
-    SmemLayout, SmemRegion, SmemTile, Swizzle, TensorDataType, TensorMap, TensorSwizzle,
-};
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle, TensorDataType, TensorMap};
 
 use super::fused;
 use crate::Error;
@@ -122,7 +120,7 @@ impl Tile for Config {
             let (tokens, features) = (self.tokens, self.features());
             for (operand, tile) in [(args.a, tokens), (gate, features), (up, features)] {
                 let (size, pitch) = ((operand.rows as u64, k as u64), operand.pitch as u64);
-                let (ty, tile, swizzle) = (TensorDataType::U8, (tile, STAGE_K), TensorSwizzle::B128);
+                let (ty, tile, swizzle) = (TensorDataType::U8, (tile, STAGE_K), Swizzle::B128);
                 let map = TensorMap::matrix(ty, operand.codes.0, size, pitch, tile, swizzle);
                 list = list.tensor_map(kernel.device.tensor_map(&map)?);
             }

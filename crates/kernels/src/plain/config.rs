@@ -5,9 +5,7 @@ use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::HalfFormat;
-use dualgemm_ptx::layout::{
-    SmemLayout, SmemRegion, SmemTile, Swizzle, TensorDataType, TensorMap, TensorSwizzle,
-};
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle, TensorDataType, TensorMap};
 
 use super::fused;
 use super::order::SPAN;
@@ -158,13 +156,13 @@ impl Tile for Config {
             kernel.device.tensor_map(&TensorMap::matrix(ty, address, size, pitch as u64, tile, swizzle))
         };
         let (a, tile) = (args.a, (self.tokens, 64));
-        let map = matrix(TensorDataType::F16, a.codes.0, (m, padded), a.pitch, tile, TensorSwizzle::B128)?;
+        let map = matrix(TensorDataType::F16, a.codes.0, (m, padded), a.pitch, tile, Swizzle::B128)?;
         let (mut list, mut scales) = (Args::new().tensor_map(map), Vec::new());
         if let Weights::Rows(halves) = args.weights {
             for (tensor, half) in ["the scales of gate", "the scales of up"].into_iter().zip(halves) {
                 check_address(tensor, half.scales, 2)?;
                 let (codes, tile) = (half.codes.0, (self.features(), ROW_BYTES));
-                let swizzle = TensorSwizzle::None;
+                let swizzle = Swizzle::None;
                 let map = matrix(TensorDataType::U8, codes, (n, k / 2), half.pitch, tile, swizzle)?;
                 list = list.tensor_map(map);
                 scales.push(half.scales);

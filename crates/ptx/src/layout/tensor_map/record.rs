@@ -1,8 +1,6 @@
 //! The 128 bytes that stand for a tensor map in the simulator, where the driver's own are opaque.
 
-use super::{
-    Interleave, L2Promotion, OutOfBounds, TENSOR_MAP_BYTES, TensorDataType, TensorMap, TensorSwizzle,
-};
+use super::{Interleave, L2Promotion, OutOfBounds, Swizzle, TENSOR_MAP_BYTES, TensorDataType, TensorMap};
 use crate::layout::{Im2col, LayoutError, require};
 
 const MAGIC: &[u8; 8] = b"tensmap1";
@@ -68,7 +66,7 @@ impl TensorMap {
         let map = TensorMap {
             data_type: TensorDataType::from_code(bytes[8]).ok_or_else(|| code(8, "tensor map data type"))?,
             interleave: Interleave::from_code(bytes[10]).ok_or_else(|| code(10, "tensor map interleave"))?,
-            swizzle: TensorSwizzle::from_code(bytes[11]).ok_or_else(|| code(11, "tensor map swizzle"))?,
+            swizzle: Swizzle::from_code(bytes[11]).ok_or_else(|| code(11, "tensor map swizzle"))?,
             l2_promotion: L2Promotion::from_code(bytes[12])
                 .ok_or_else(|| code(12, "tensor map L2 promotion"))?,
             out_of_bounds: OutOfBounds::from_code(bytes[13]).ok_or_else(|| code(13, "out-of-bounds fill"))?,
@@ -105,7 +103,7 @@ mod tests {
             box_dims: vec![32, 256, 1, 2, 3],
             element_strides: vec![1, 2, 3, 4, 8],
             out_of_bounds: OutOfBounds::Nan,
-            swizzle: TensorSwizzle::B64,
+            swizzle: Swizzle::B64,
             ..map
         };
         assert_eq!(TensorMap::from_bytes(&five.to_bytes().unwrap()), Ok(five));
