@@ -3,7 +3,7 @@
 use cudarc::driver::sys;
 use dualgemm_device::Error;
 use dualgemm_ptx::layout::{
-    Interleave, L2Promotion, OutOfBounds, TENSOR_MAP_BYTES, TensorDataType, TensorMap, TensorSwizzle,
+    Interleave, L2Promotion, OutOfBounds, Swizzle, TENSOR_MAP_BYTES, TensorDataType, TensorMap,
 };
 
 use crate::driver::check;
@@ -41,7 +41,7 @@ pub(crate) fn encode(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
         B16 CU_TENSOR_MAP_INTERLEAVE_16B,
         B32 CU_TENSOR_MAP_INTERLEAVE_32B,
     });
-    let swizzle = same!(map.swizzle, TensorSwizzle => CUtensorMapSwizzle {
+    let swizzle = same!(map.swizzle, Swizzle => CUtensorMapSwizzle {
         None CU_TENSOR_MAP_SWIZZLE_NONE,
         B32 CU_TENSOR_MAP_SWIZZLE_32B,
         B64 CU_TENSOR_MAP_SWIZZLE_64B,

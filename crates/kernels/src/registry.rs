@@ -8,7 +8,6 @@ use dualgemm_ptx::builder::HalfFormat;
 
 use crate::error::one_of;
 use crate::fused::Config;
-use crate::generic::dequantize::Dequantize;
 use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
 use crate::generic::silu_mul::SiluMul;
@@ -160,12 +159,6 @@ pub const KERNELS: &[Kernel] = &[
         doc: "act(gate, up) of two float matrices",
         arch: Target::Sm80,
         menu: Menu::Gated(SiluMul::configs),
-    },
-    Kernel {
-        name: "dequantize",
-        doc: "nvfp4 to floats, tensor scale included",
-        arch: Target::Sm80,
-        menu: Menu::Fixed(|| ungated(Dequantize::configs())),
     },
     Kernel {
         name: "scale_atoms",

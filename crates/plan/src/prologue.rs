@@ -268,10 +268,10 @@ impl Prologue {
                 let dynamic = matches!(scale, TensorScale::Dynamic { .. });
                 let load = |sink| Quantize::new(gpu, ty, sink, dynamic);
                 let single = Some(load(match order {
-                    Order::Permuted => Sink::Permuted(FloatType::F16),
+                    Order::Permuted => Sink::Permuted,
                     Order::E4m3 => Sink::E4m3,
                     Order::Atoms => Sink::Codes(ScaleLayout::Sf128x4),
-                    Order::Rows | Order::Blocks | Order::Codes => Sink::Image(FloatType::F16),
+                    Order::Rows | Order::Blocks | Order::Codes => Sink::Image,
                 })?);
                 let of_groups = match order {
                     Order::Atoms => grouped.then(|| load(Sink::Grouped)).transpose()?,

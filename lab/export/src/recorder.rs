@@ -199,7 +199,7 @@ impl Device for Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dualgemm_ptx::layout::{TensorDataType, TensorSwizzle};
+    use dualgemm_ptx::layout::{Swizzle, TensorDataType};
     use dualgemm_sim::report::Card;
 
     const PTX: &str = ".version 8.0\n.target sm_90a\n.visible .entry f(\n\t.param .u32 x\n)\n{ ret; }\n";
@@ -210,7 +210,7 @@ mod tests {
         let function = recorder.function(recorder.load(PTX).unwrap(), "f").unwrap();
         assert_eq!(recorder.function(recorder.load(PTX).unwrap(), "f").unwrap(), function);
         let (first, second) = (recorder.alloc(1).unwrap(), recorder.alloc(1).unwrap());
-        let swizzle = TensorSwizzle::B128;
+        let swizzle = Swizzle::B128;
         let map = TensorMap::matrix(TensorDataType::U8, second.0 + 256, (8, 128), 128, (8, 128), swizzle);
         let args = Args::new()
             .u32(7)

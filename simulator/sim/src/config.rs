@@ -1,7 +1,5 @@
 //! How a simulation is run: which card, which checks, which interleaving.
 
-use crate::trap::Check;
-
 /// The checks that are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checks {
@@ -28,16 +26,6 @@ impl Checks {
     pub const DEFAULT: Checks = Checks { strict: false, ..Checks::ALL };
     /// Only what no execution could continue from (bounds, alignment, deadlock, illegal operands, traps).
     pub const NONE: Checks = Checks { race: false, uninit: false, exit: false, strict: false };
-
-    /// Whether a fault of this kind is reported.
-    pub const fn reports(self, check: Check) -> bool {
-        match check {
-            Check::Race | Check::Proxy => self.race,
-            Check::Uninit => self.uninit,
-            Check::Pending | Check::Registers => self.exit,
-            _ => true,
-        }
-    }
 }
 
 /// Settings of a [`Gpu`](crate::Gpu).

@@ -123,7 +123,7 @@ const MAGIC: &[u8; 8] = b"tensmap1";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dualgemm_ptx::layout::TensorSwizzle;
+    use dualgemm_ptx::layout::Swizzle;
 
     #[test]
     fn a_record_made_field_by_field_is_that_of_the_host_exact() {
@@ -135,7 +135,7 @@ mod tests {
             box_dims: vec![64, 256, 1],
             element_strides: vec![1, 2, 1],
             interleave: Interleave::None,
-            swizzle: TensorSwizzle::B128,
+            swizzle: Swizzle::B128,
             l2_promotion: dualgemm_ptx::layout::L2Promotion::None,
             out_of_bounds: OutOfBounds::Nan,
             im2col: None,
@@ -172,10 +172,10 @@ mod tests {
             (300, 128),
             256,
             (64, 64),
-            TensorSwizzle::B128,
+            Swizzle::B128,
         );
         let t = decode(&map.to_bytes().unwrap()).unwrap();
-        assert_eq!((t.ty, t.rank, t.swizzle), (TensorDataType::F16, 2, TensorSwizzle::B128));
+        assert_eq!((t.ty, t.rank, t.swizzle), (TensorDataType::F16, 2, Swizzle::B128));
         assert_eq!((t.dims[..2].to_vec(), t.strides[1]), (vec![128, 300], 256));
         assert_eq!(t.box_bytes(), 64 * 128);
         assert!(decode(&[0; 128]).is_err());

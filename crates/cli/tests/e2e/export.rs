@@ -12,7 +12,7 @@ use dualgemm_bench::challenge::{SEED, first_mismatch, generate};
 use dualgemm_bench::inputs::CodeSet;
 use dualgemm_device::{Args, Device as _, DevicePtr, LaunchSpec};
 use dualgemm_ptx::layout::{
-    Interleave, L2Promotion, OutOfBounds, TENSOR_MAP_BYTES, TensorDataType, TensorMap, TensorSwizzle,
+    Interleave, L2Promotion, OutOfBounds, Swizzle, TENSOR_MAP_BYTES, TensorDataType, TensorMap,
 };
 use dualgemm_sim::{Card, Checks, Config, Gpu};
 use half::f16;
@@ -43,7 +43,7 @@ fn tensor_map(gpu: &Gpu, call: &Value) -> [u8; TENSOR_MAP_BYTES] {
         box_dims: numbers(&call[4]),
         element_strides: numbers(&call[5]),
         interleave: Interleave::from_code(code(&call[6])).unwrap(),
-        swizzle: TensorSwizzle::from_code(code(&call[7])).unwrap(),
+        swizzle: Swizzle::from_code(code(&call[7])).unwrap(),
         l2_promotion: L2Promotion::from_code(code(&call[8])).unwrap(),
         out_of_bounds: OutOfBounds::from_code(code(&call[9])).unwrap(),
         im2col: None,

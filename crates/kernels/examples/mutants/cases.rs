@@ -11,7 +11,6 @@ use dualgemm_kernels::fused::{Config, Fused, FusedArgs};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::atoms::ScaleAtoms;
 use dualgemm_kernels::generic::copy::Copy;
-use dualgemm_kernels::generic::dequantize::Dequantize;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::generic::quantize::{Floats, Out as To, Quantize, Scale};
@@ -120,22 +119,16 @@ fn elementwise() -> Vec<Case> {
         let quantize = Quantize::new(device, FloatType::F16, Sink::Codes(ScaleLayout::Linear), true)?;
         let atoms = ScaleAtoms::new(device, ScaleLayout::Linear)?;
         let expand = Expand::new(device, ScaleLayout::Sf128x4, FloatType::F16)?;
-        let dequantize = Dequantize::new(device, ScaleLayout::Sf128x4, FloatType::F16)?;
         let program = Activation::Silu.program();
-        let gated = SiluMul::new(
-            device,
-            (FloatType::F16, false, false),
-            Sink::Float(FloatType::F16),
-            &program,
-            true,
-        )?;
+        let (ty, sink) = (FloatType::F16, Sink::Float(FloatType::F16));
+        let gated = SiluMul::new(device, (ty, false), sink, &program)?;
         let pack = GpuPack::new(device, ScaleLayout::Sf128x4)?;
         let (bytes, pitch) = (m * k * 2, 2 * k);
-        let [image, expanded, dequantized, products] = [(); 4].map(|()| poisoned(device, bytes));
-        let (image, expanded, dequantized, products) = (image?, expanded?, dequantized?, products?);
+        let [image, expanded, products] = [(); 3].map(|()| poisoned(device, bytes));
+        let (image, expanded, products) = (image?, expanded?, products?);
         let a = Floats { m, k, values: upload(device, &floats(m, k).to_le_bytes())?, pitch };
         let scale = Scale::Static(GlobalScale::multiplier(0.01));
-        let first = Quantize::new(device, FloatType::F16, Sink::Image(FloatType::F16), false)?;
+        let first = Quantize::new(device, FloatType::F16, Sink::Image, false)?;
         let first = first.spec(&a, &To::Image { values: image, pitch }, &scale)?;
         let a = Floats { m, k, values: image, pitch };
         let (parts, scale) = (poisoned(device, MAX_PARTS as usize * 4)?, poisoned(device, 4)?);
@@ -145,33 +138,23 @@ fn elementwise() -> Vec<Case> {
         let coded = Codes { m, k, codes, pitch: k / 2, scales };
         let pack_bytes = GpuPack::bytes(m, k);
         let out = poisoned(device, bytes + pack_bytes)?;
-        let both = Both {
-            m,
-            n: k,
-            gate: expanded,
-            up: dequantized,
-            pitch,
-            alpha: [0.5, 2.0],
-            a_scale: scale,
-            bias: [DevicePtr::NULL; 2],
-        };
+        let both =
+            Both { m, n: k, gate: expanded, up: image, pitch, alpha: [0.5, 2.0], bias: [DevicePtr::NULL; 2] };
         let launches = [
             first,
             amax.spec(&a, parts, None)?,
             quantize.spec(&a, &To::Codes { codes, scales: linear }, &Scale::Dynamic { parts, scale })?,
             atoms.spec((m, k / 16), linear, scales, None)?,
             expand.spec(&coded, expanded, pitch)?,
-            dequantize.spec(&coded, 0.5, dequantized, pitch)?,
             gated.spec(&both, &To::Image { values: products, pitch }, GlobalScale::ONE)?,
             pack.spec(&coded, &coded, DevicePtr(out.0 + bytes as u64))?,
             Copy::new(device)?.spec("C", (products, out), bytes)?,
         ];
         finish(device, launches, (out, bytes + pack_bytes))
     };
-    // In the order in which they are loaded; the eighth is that of the first launch.
-    let names =
-        ["amax_f16", "quantize_f16_dynamic", "scale_atoms", "expand_nvfp4", "dequantize", "silu_mul", "pack"];
-    let names = names.into_iter().enumerate().chain([(8, "copy")]);
+    // In the order in which they are loaded; the seventh is that of the first launch.
+    let names = ["amax_f16", "quantize_f16_dynamic", "scale_atoms", "expand_nvfp4", "silu_mul", "pack"];
+    let names = names.into_iter().enumerate().chain([(7, "copy")]);
     names.map(|(module, name)| Case { module, ..Case::new(name.into(), Card::H100, run) }).collect()
 }
 

@@ -3,17 +3,14 @@
 use dualgemm_device::{Args, LaunchSpec};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
-use dualgemm_ptx::layout::{
-    SmemLayout, SmemRegion, SmemTile, Swizzle, TensorDataType, TensorMap, TensorSwizzle,
-};
+use dualgemm_ptx::layout::{SmemTile, Swizzle, TensorDataType, TensorMap};
 
 use super::fused;
 use crate::Error;
 use crate::fused::{Fused, FusedArgs, Tile, Weights};
-use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
+use crate::limits::Rules;
 use crate::parts::format::Format;
-use crate::parts::staged::stage_over;
-use crate::parts::tma_tiles::Shape;
+use crate::parts::tma_tiles::{Layout, Shape};
 use crate::parts::variant::{Out, Variant};
 
 /// Features of a warpgroup: the M of `wgmma`.
@@ -33,23 +30,6 @@ pub struct Config {
     pub stages: u32,
 }
 
-/// Shared memory of a configuration.
-#[derive(Debug, Clone)]
-pub struct Layout {
-    /// All of it.
-    pub smem: SmemLayout,
-    /// Tokens, `[stages][tokens][128]`.
-    pub tokens: SmemRegion,
-    /// Gate and up rows, `[stages][2][features][128]`.
-    pub weights: SmemRegion,
-    /// "Stage is full" barriers.
-    pub full: SmemRegion,
-    /// "Stage is empty" barriers.
-    pub empty: SmemRegion,
-    /// 64 rows of weights, or the tokens.
-    pub tile: SmemTile,
-}
-
 impl Config {
     /// From few tokens to many.
     pub const MENU: [Config; 5] = [
@@ -65,30 +45,18 @@ impl Config {
         self.row_groups * GROUP_FEATURES
     }
 
-    fn stage_bytes(&self) -> u32 {
-        (self.tokens + 2 * self.features()) * STAGE_K
-    }
-
     /// What the kernel's frame is made of.
     pub(crate) fn shape(&self) -> Shape {
-        let &Self { tokens, row_groups, stages, .. } = self;
-        Shape { tokens, features: self.features(), row_groups, stages, stage_bytes: self.stage_bytes() }
+        let (&Self { tokens, row_groups, stages }, features) = (self, self.features());
+        let (token_bytes, weight_bytes) = (tokens * STAGE_K, 2 * features * STAGE_K);
+        Shape { tokens, features, row_groups, stages, token_bytes, weight_bytes }
     }
 
-    /// Shared memory for output of this type, or what does not fit.
+    /// Shared memory for output of this type, or what does not fit. A tile is 64 rows of weights, or the tokens.
     pub fn layout(&self, out: Out) -> Result<Layout, Error> {
-        let rules = self.rules();
-        rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
-        rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 128))?;
-        rules.check("stages", self.stages, STAGES)?;
-        let mut smem = SmemLayout::new();
-        let tokens = smem.alloc_parts("tokens", self.tokens * STAGE_K, self.stages, 1024);
-        let weights = smem.alloc_parts("weights", 2 * self.features() * STAGE_K, self.stages, 1024);
-        stage_over(&mut smem, out, self.tokens, self.features());
-        let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
-        rules.shared(smem.bytes(), SHARED_DATACENTER)?;
+        Shape::check(self.rules(), self.row_groups, (self.tokens, 128), self.stages)?;
         let tile = SmemTile::new(GROUP_FEATURES, STAGE_K, Swizzle::B128)?;
-        Ok(Layout { smem, tokens, weights, full, empty, tile })
+        self.shape().layout(self.rules(), out, 1024, tile)
     }
 
     /// A name that tells configurations apart.
@@ -122,7 +90,7 @@ impl Tile for Config {
             let (tokens, features) = (self.tokens, self.features());
             for (operand, tile) in [(args.a, tokens), (gate, features), (up, features)] {
                 let (size, pitch) = ((operand.rows as u64, k as u64), operand.pitch as u64);
-                let (ty, tile, swizzle) = (TensorDataType::U8, (tile, STAGE_K), TensorSwizzle::B128);
+                let (ty, tile, swizzle) = (TensorDataType::U8, (tile, STAGE_K), Swizzle::B128);
                 let map = TensorMap::matrix(ty, operand.codes.0, size, pitch, tile, swizzle);
                 list = list.tensor_map(kernel.device.tensor_map(&map)?);
             }

@@ -13,12 +13,12 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, GROUP_FEATURES, Layout, STAGE_K};
+use super::config::{Config, GROUP_FEATURES, STAGE_K};
 use crate::Error;
 use crate::fused::{ENTRY, Tile as _};
 use crate::generic::module;
 use crate::parts::ring::low_word;
-use crate::parts::tma_tiles::CtaTile;
+use crate::parts::tma_tiles::{CtaTile, Layout};
 use crate::parts::variant::Variant;
 
 /// Generates the kernel.
@@ -43,8 +43,7 @@ impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &Variant) -> Self {
         let maps = ["tokens", "gate", "up"].map(|name| k.tensor_map(name));
         let sizes = ["m", "n", "blocks"].map(|name| k.param(name));
-        let memory = (&layout.smem, [&layout.full, &layout.empty]);
-        let frame = CtaTile::new(k, config.shape(), memory, sizes, variant);
+        let frame = CtaTile::new(k, config.shape(), layout, sizes, variant);
         Self { config, layout, frame, maps }
     }
 

@@ -1,16 +1,13 @@
-//! nvfp4 or mxfp4 activations as f16 or bf16: what the fused Hopper kernel multiplies.
+//! nvfp4 as f16 or bf16: what the fused Hopper kernel and the library multiply.
 //!
-//! The value is `code · scale`, which both formats hold exactly ([`FACTOR`] is 1); the tensor scale of A joins the
-//! epilogue's alpha. K needs no padding: rows of a multiple of 16 elements are what the TMA unit takes, and it fills
-//! what lies beyond with zeros.
-//!
-//! mxfp4 scales are any power of two: their values are exact in bf16, and in f16 where they are in its range.
+//! The value is `code · scale`, which both types hold exactly; the tensor scale joins the epilogue's alpha. K needs no
+//! padding: rows of a multiple of 16 elements are what the TMA unit takes, and it fills what lies beyond with zeros.
 //!
 //! To e4m3, which has fewer bits than a code and a scale together, the value over a scale is rounded: what the e4m3 GEMM
 //! multiplies, weights too.
 
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
-use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
+use dualgemm_formats::{FloatType, ScaleLayout};
 
 use super::rowwise::{Config, Loaded, Sink, Source};
 use crate::Error;
@@ -18,10 +15,7 @@ use crate::error::refused;
 use crate::limits::{block_rule, fits};
 use crate::plain::order::SPAN;
 
-/// What an expanded value must be multiplied by to be `code · scale`.
-pub const FACTOR: f32 = 1.0;
-
-/// An nvfp4 or mxfp4 matrix in device memory.
+/// An nvfp4 matrix in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Codes {
     /// Rows.
@@ -53,49 +47,33 @@ pub struct Expand {
 }
 
 impl Expand {
-    /// Configurations: every scale layout, to f16, to bf16, to f16 in the order of [`plain`](crate::plain), and to e4m3;
-    /// mxfp4 with linear scales to the floats.
+    /// Configurations: every scale layout, to f16, to bf16, to f16 in blocks and in the order of [`plain`](crate::plain), and
+    /// to e4m3.
     pub fn configs() -> Vec<Config> {
         let [f16, bf16] = [FloatType::F16, FloatType::Bf16].map(Sink::Float);
-        let sinks = [f16, bf16, Sink::Blocks(FloatType::F16), Sink::Permuted(FloatType::F16), Sink::E4m3];
+        let sinks = [f16, bf16, Sink::Blocks, Sink::Permuted, Sink::E4m3];
         let layouts = ScaleLayout::ALL.into_iter();
-        let nvfp4 =
-            layouts.flat_map(|layout| sinks.map(|sink| Self::config(BlockFormat::Nvfp4, layout, sink)));
-        let mxfp4 = [f16, bf16, Sink::Permuted(FloatType::F16)]
-            .map(|sink| Self::config(BlockFormat::Mxfp4, ScaleLayout::Linear, sink));
-        nvfp4.chain(mxfp4).collect()
+        layouts.flat_map(|layout| sinks.map(|sink| Self::config(layout, sink))).collect()
     }
 
-    fn config(format: BlockFormat, layout: ScaleLayout, sink: Sink) -> Config {
-        let source = Source::Codes { format, layout, scaled: false };
-        Config { source, sink, dynamic: false, aligned: true }
+    fn config(layout: ScaleLayout, sink: Sink) -> Config {
+        Config { source: Source::Codes(layout), sink, dynamic: false }
     }
 
-    /// Loads the kernel for nvfp4 with scales in this layout and values of this type.
+    /// Loads the kernel for scales in this layout and values of this type.
     pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
-        Self::of(device, BlockFormat::Nvfp4, layout, ty)
-    }
-
-    /// Loads the kernel for a matrix in this format.
-    pub fn of(
-        device: &dyn Device,
-        format: BlockFormat,
-        layout: ScaleLayout,
-        ty: FloatType,
-    ) -> Result<Self, Error> {
-        Self::load(device, Self::config(format, layout, Sink::Float(ty)), 1.0)
+        Self::load(device, Self::config(layout, Sink::Float(ty)), 1.0)
     }
 
     /// Loads the kernel for scales in this layout and f16 in [blocks of 64 columns](crate::parts::operand::Operand::blocked).
     pub fn blocks(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
-        Self::load(device, Self::config(BlockFormat::Nvfp4, layout, Sink::Blocks(FloatType::F16)), 1.0)
+        Self::load(device, Self::config(layout, Sink::Blocks), 1.0)
     }
 
     /// Loads the kernel for scales in this layout and f16 in the order that [`plain`](crate::plain) multiplies: rows
     /// are padded by zeros to [`SPAN`] elements.
     pub fn permuted(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
-        let sink = Sink::Permuted(FloatType::F16);
-        Self::load(device, Self::config(BlockFormat::Nvfp4, layout, sink), 1.0)
+        Self::load(device, Self::config(layout, Sink::Permuted), 1.0)
     }
 
     /// Loads the kernel for scales in this layout and e4m3 of `code · scale` over `over`, beyond 448 saturated.
@@ -106,7 +84,7 @@ impl Expand {
         if !(over > 0.0 && over.is_finite() && (1.0 / over).is_finite()) {
             return refused("scale of e4m3", over.to_string(), "positive with a finite reciprocal");
         }
-        Self::load(device, Self::config(BlockFormat::Nvfp4, layout, Sink::E4m3), over)
+        Self::load(device, Self::config(layout, Sink::E4m3), over)
     }
 
     fn load(device: &dyn Device, config: Config, scale: f32) -> Result<Self, Error> {
@@ -116,18 +94,15 @@ impl Expand {
     /// The launch that writes `[m, k]` values to `out`, rows, or blocks of columns, `pitch` bytes apart (a multiple of 16).
     pub fn spec(&self, a: &Codes, out: DevicePtr, pitch: usize) -> Result<LaunchSpec, Error> {
         a.check("A")?;
-        self.kernel.config.check_blocks("A", a.k)?;
-        if let Sink::Blocks(_) = self.kernel.config.sink
-            && !a.k.is_multiple_of(64)
-        {
+        if self.kernel.config.sink == Sink::Blocks && !a.k.is_multiple_of(64) {
             return refused("A", format!("K = {}", a.k), "a multiple of 64, for blocks of columns");
         }
         fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
         let least = match self.kernel.config.sink {
-            Sink::Permuted(ty) => a.k.next_multiple_of(SPAN) * ty.bytes(),
-            Sink::Blocks(ty) => a.m * 64 * ty.bytes(),
-            Sink::Float(ty) | Sink::Image(ty) => a.k * ty.bytes(),
-            Sink::E4m3 | Sink::Codes(_) | Sink::Grouped => a.k,
+            Sink::Permuted => a.k.next_multiple_of(SPAN) * 2,
+            Sink::Blocks => a.m * 64 * 2,
+            Sink::Float(ty) => a.k * ty.bytes(),
+            Sink::E4m3 | Sink::Image | Sink::Codes(_) | Sink::Grouped => a.k,
         };
         fits("A", "row stride of the expanded values in bytes", pitch, least, 16)?;
         let args = Args::new()

@@ -1,7 +1,7 @@
 //! Kernels without instructions of one architecture: they run on every GPU from sm_80 on.
 //!
 //! Most of them are one shape ([`rowwise`]): a thread takes eight neighbouring elements of a row from a source, and
-//! gives them to a sink. [`expand`], [`quantize`], [`silu_mul`] and [`dequantize`] are pairs of both; [`pack`] writes
+//! gives them to a sink. [`expand`], [`quantize`] and [`silu_mul`] are pairs of both; [`pack`] writes
 //! the weight pack of [`sm90a`](crate::sm90a) on the GPU, [`atoms`] the scales of Blackwell's kernels, whose codes [`copy`] brings along.
 //! [`mixture`] sorts rows by expert and sums what comes out.
 //!
@@ -13,7 +13,6 @@
 pub mod amax;
 pub mod atoms;
 pub mod copy;
-pub mod dequantize;
 pub mod expand;
 pub(crate) mod fragments;
 pub mod mixture;
@@ -83,12 +82,8 @@ mod tests {
     #[test]
     fn every_elementwise_kernel_is_legal_on_every_target() {
         let program = Activation::SWIGLU_OAI.program();
-        let configs = [
-            expand::Expand::configs(),
-            quantize::Quantize::configs(),
-            silu_mul::SiluMul::configs(),
-            dequantize::Dequantize::configs(),
-        ];
+        let configs =
+            [expand::Expand::configs(), quantize::Quantize::configs(), silu_mul::SiluMul::configs()];
         for &target in Target::ALL {
             for config in configs.iter().flatten() {
                 let text = rowwise::generate(config, &program, target).unwrap().to_string();

@@ -104,7 +104,7 @@ pub struct Quantize {
 }
 
 impl Quantize {
-    /// Configurations: from every float type to codes with linear scales, to those of groups, to both images, to e4m3 and to the order of
+    /// Configurations: from every float type to codes with linear scales, to those of groups, to their image, to e4m3 and to the order of
     /// [`plain`](crate::plain); from f16 to the other scale layouts too; with a static and with a dynamic scale but for the
     /// order, which has none.
     pub fn configs() -> Vec<Config> {
@@ -112,21 +112,19 @@ impl Quantize {
             let layouts = ScaleLayout::ALL.into_iter();
             let layouts =
                 layouts.filter(move |&layout| ty == FloatType::F16 || layout == ScaleLayout::Linear);
-            let others =
-                [Sink::Grouped, Sink::Image(FloatType::F16), Sink::Image(FloatType::Bf16), Sink::E4m3];
-            let sinks = layouts.map(Sink::Codes).chain(others);
+            let sinks = layouts.map(Sink::Codes).chain([Sink::Grouped, Sink::Image, Sink::E4m3]);
             sinks.flat_map(move |sink| [false, true].map(|dynamic| Self::config(ty, sink, dynamic)))
         });
-        let permuted = FloatType::ALL.map(|ty| Self::config(ty, Sink::Permuted(FloatType::F16), false));
+        let permuted = FloatType::ALL.map(|ty| Self::config(ty, Sink::Permuted, false));
         scaled.chain(permuted).collect()
     }
 
     fn config(ty: FloatType, sink: Sink, dynamic: bool) -> Config {
-        Config { source: Source::Float(ty), sink, dynamic, aligned: true }
+        Config { source: Source::Float(ty), sink, dynamic }
     }
 
     /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`], [`Sink::Grouped`], [`Sink::Image`] or
-    /// [`Sink::E4m3`]; to [`Sink::Float`] and [`Sink::Permuted`] it converts) and a static or a dynamic scale.
+    /// [`Sink::E4m3`]; to [`Sink::Permuted`] it converts) and a static or a dynamic scale.
     pub fn new(device: &dyn Device, ty: FloatType, sink: Sink, dynamic: bool) -> Result<Self, Error> {
         Ok(Self { kernel: Loaded::new(device, Self::config(ty, sink, dynamic), None)?, ty })
     }
@@ -164,29 +162,22 @@ pub(super) fn out_args(
             fits("output", "address of codes", codes.0 as usize, 1, 4)?;
             groups.args(args.ptr(codes).u32(n as u32 / 2).ptr(scales))?
         }
-        (Sink::Image(ty) | Sink::Float(ty), Out::Image { values, pitch }) => {
-            let size = ty.bytes();
-            let step = if config.aligned { 16 } else { size };
+        (sink, Out::Image { values, pitch }) if !matches!(sink, Sink::Codes(_) | Sink::Grouped) => {
+            let (least, step) = match sink {
+                Sink::Float(ty) => (n * ty.bytes(), 16),
+                Sink::Permuted => (n.next_multiple_of(SPAN) * 2, 16),
+                Sink::E4m3 => (n, 8),
+                _ => (n * 2, 16),
+            };
             fits("output", "address", values.0 as usize, 1, step)?;
-            fits("output", "row stride in bytes", pitch, n * size, step)?;
-            args.ptr(values).u32(pitch as u32)
-        }
-        (Sink::Permuted(ty), Out::Image { values, pitch }) => {
-            let least = n.next_multiple_of(SPAN) * ty.bytes();
-            fits("output", "address", values.0 as usize, 1, 16)?;
-            fits("output", "row stride in bytes", pitch, least, 16)?;
-            args.ptr(values).u32(pitch as u32)
-        }
-        (Sink::E4m3, Out::Image { values, pitch }) => {
-            fits("output", "address", values.0 as usize, 1, 8)?;
-            fits("output", "row stride in bytes", pitch, n, 8)?;
+            fits("output", "row stride in bytes", pitch, least, step)?;
             args.ptr(values).u32(pitch as u32)
         }
         (_, Out::Codes { .. } | Out::Grouped { .. }) => return wrong("codes"),
         (_, Out::Image { .. }) => return wrong("floats"),
     };
     Ok(match (config.sink, scale, config.dynamic) {
-        (Sink::Float(_) | Sink::Permuted(_), _, _) => args,
+        (Sink::Float(_) | Sink::Permuted, _, _) => args,
         (Sink::E4m3, Scale::Static(scale), false) => args.f32(1.0 / scale.value()),
         (_, Scale::Static(scale), false) => {
             let [sixth, inverse] = static_factors(*scale);

@@ -10,8 +10,7 @@
 //! A block of 16 is two neighbouring lanes, which exchange their largest magnitude by one shuffle. Reads and writes of
 //! 16-bit floats are 16 bytes per lane and contiguous over the warp.
 //!
-//! Flow: [`expand`](super::expand), [`quantize`](super::quantize), [`silu_mul`](super::silu_mul),
-//! [`dequantize`](super::dequantize) → here → PTX.
+//! Flow: [`expand`](super::expand), [`quantize`](super::quantize), [`silu_mul`](super::silu_mul) → here → PTX.
 
 use dualgemm_device::{Args, Device, FunctionId, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
@@ -23,7 +22,6 @@ use dualgemm_ptx::builder::*;
 use super::sink::SinkParams;
 use super::{has_dependent_launch, module, target_for, values};
 use crate::Error;
-use crate::error::refused;
 use crate::parts::epilogue;
 use crate::plain::order::SPAN;
 
@@ -37,23 +35,14 @@ pub const WIDTH: u32 = 8;
 /// Where values come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// 4-bit codes with scales in this layout: `code · scale`, times the tensor scale if `scaled`.
-    Codes {
-        /// nvfp4 or mxfp4.
-        format: BlockFormat,
-        /// Order of the scale bytes.
-        layout: ScaleLayout,
-        /// Whether values are multiplied by the tensor scale, which rounds.
-        scaled: bool,
-    },
+    /// nvfp4 with scales in this layout: `code · scale`.
+    Codes(ScaleLayout),
     /// Floats.
     Float(FloatType),
     /// `act(alpha · gate + bias, alpha · up + bias)` of two float matrices.
     Gated {
         /// Type of both.
         ty: FloatType,
-        /// Whether element 2j of a row is gate j and element 2j + 1 is up j.
-        interleaved: bool,
         /// Whether both are rounded to bf16 before the activation.
         round: bool,
     },
@@ -64,17 +53,17 @@ pub enum Source {
 pub enum Sink {
     /// Floats, rounded to nearest.
     Float(FloatType),
-    /// The same in blocks of 64 columns, `[columns / 64][rows][64]`; the pitch is that from block to block.
-    Blocks(FloatType),
+    /// f16 in blocks of 64 columns, `[columns / 64][rows][64]`; the pitch is that from block to block.
+    Blocks,
     /// nvfp4 with scales in this layout, padding zeroed, by Transformer Engine's rule.
     Codes(ScaleLayout),
     /// As [`Sink::Codes`] in 128x4 order, for rows in groups: the scales of each group start with an atom of their own.
     /// Blocks behind the last of a row are zeroed; rows that no group has get no scales.
     Grouped,
-    /// What [`Sink::Codes`] would write, expanded: `code · scale` as f16 or bf16, exactly.
-    Image(FloatType),
-    /// Floats in the order of [`plain::order`](crate::plain::order), rows padded by zeros to whole spans of it.
-    Permuted(FloatType),
+    /// What [`Sink::Codes`] would write, expanded: `code · scale` as f16, exactly.
+    Image,
+    /// f16 in the order of [`plain::order`](crate::plain::order), rows padded by zeros to whole spans of it.
+    Permuted,
     /// e4m3 of the value over the tensor scale, rounded to nearest; beyond 448, and NaN, saturated. With a dynamic one
     /// the largest magnitude becomes 448.
     E4m3,
@@ -89,47 +78,26 @@ pub struct Config {
     pub sink: Sink,
     /// Whether the tensor scale of a quantizing sink comes from the largest magnitude, found by [`amax`](super::amax).
     pub dynamic: bool,
-    /// Whether all rows start at multiples of 16 bytes and hold a multiple of 8 elements.
-    pub aligned: bool,
 }
 
 impl Config {
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
         let source = match self.source {
-            Source::Codes { format, layout, scaled } => {
-                format!("{format}_{layout}{}", if scaled { "_scaled" } else { "" })
-            }
+            Source::Codes(layout) => format!("nvfp4_{layout}"),
             Source::Float(ty) => ty.name().into(),
-            Source::Gated { ty, interleaved, round } => format!(
-                "{}{}{}",
-                ty.name(),
-                if interleaved { "_interleaved" } else { "" },
-                if round { "_bf16_sums" } else { "" }
-            ),
+            Source::Gated { ty, round } => format!("{}{}", ty.name(), if round { "_bf16_sums" } else { "" }),
         };
         let sink = match self.sink {
             Sink::Float(ty) => ty.name().into(),
-            Sink::Blocks(ty) => format!("blocks_{}", ty.name()),
+            Sink::Blocks => "blocks_f16".into(),
             Sink::Codes(layout) => format!("nvfp4_{layout}"),
             Sink::Grouped => "nvfp4_grouped".into(),
-            Sink::Image(ty) => format!("image_{}", ty.name()),
-            Sink::Permuted(ty) => format!("permuted_{}", ty.name()),
+            Sink::Image => "image_f16".into(),
+            Sink::Permuted => "permuted_f16".into(),
             Sink::E4m3 => "e4m3".into(),
         };
-        let scale = if self.dynamic { "_dynamic" } else { "" };
-        format!("{source}_to_{sink}{scale}{}", if self.aligned { "" } else { "_unaligned" })
-    }
-
-    /// K of a source of codes is whole blocks.
-    pub(super) fn check_blocks(&self, tensor: &str, k: usize) -> Result<(), Error> {
-        match self.source {
-            Source::Codes { format, .. } if !k.is_multiple_of(format.block_len()) => {
-                let expected = format!("a multiple of {}, as {format} has blocks", format.block_len());
-                refused(tensor, format!("K = {k}"), expected)
-            }
-            _ => Ok(()),
-        }
+        format!("{source}_to_{sink}{}", if self.dynamic { "_dynamic" } else { "" })
     }
 
     /// Rows and columns of CTAs for an `[m, n]` matrix: whole atoms of scales, whose padding is written too.
@@ -138,7 +106,7 @@ impl Config {
             Sink::Codes(ScaleLayout::Sf128x4) => (m.next_multiple_of(128), n.next_multiple_of(64)),
             Sink::Codes(ScaleLayout::Sf8x4) => (m.next_multiple_of(8), n.next_multiple_of(64)),
             Sink::Grouped => (m, n.next_multiple_of(64)),
-            Sink::Permuted(_) => (m, n.next_multiple_of(SPAN)),
+            Sink::Permuted => (m, n.next_multiple_of(SPAN)),
             _ => (m, n),
         };
         [rows as u32, columns.div_ceil((THREADS * WIDTH) as usize) as u32, 1]
@@ -171,9 +139,9 @@ impl Loaded {
 /// Parameters, in order: rows, columns (u32); of the source; of the sink.
 ///
 /// ```text
-/// Codes   codes, bytes per row of codes, scales, tensor scale (only if scaled)
+/// Codes   codes, bytes per row of codes, scales
 /// Float   values, bytes per row
-/// Gated   gate, up, bytes per row, alpha of gate, alpha of up, scale of A or null, bias of gate or null, of up or null
+/// Gated   gate, up, bytes per row, alpha of gate, alpha of up, bias of gate or null, of up or null
 /// Float   values, bytes per row
 /// Blocks  values, bytes per block
 /// Codes   codes, bytes per row, scales, and as Image
@@ -191,13 +159,10 @@ pub(super) struct Place {
     pub(super) row: Reg<U32>,
     /// Number of the eight in the row.
     pub(super) unit: Reg<U32>,
-    /// Elements of the row that are left, from the first of the eight on.
-    pub(super) left: Reg<U32>,
     pub(super) columns: Reg<U32>,
     /// In a row of the matrix, whatever the column.
     pub(super) in_rows: Reg<Pred>,
     pub(super) inside: Reg<Pred>,
-    pub(super) aligned: bool,
 }
 
 impl Place {
@@ -213,20 +178,20 @@ impl Place {
     }
 
     /// Blocks of a row, and the same rounded up to whole atoms of scales.
-    pub(super) fn blocks(&self, k: &mut Kernel, format: BlockFormat) -> [Reg<U32>; 2] {
-        let blocks = k.eval(self.columns >> format.block_len().ilog2());
+    pub(super) fn blocks(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
+        let blocks = k.eval(self.columns >> BlockFormat::Nvfp4.block_len().ilog2());
         [blocks, k.eval((blocks + 3) & !3)]
     }
 
     /// Number of the thread's block in the row.
-    pub(super) fn block(&self, k: &mut Kernel, format: BlockFormat) -> Reg<U32> {
-        k.eval(self.unit >> (format.block_len() as u32 / WIDTH).ilog2())
+    pub(super) fn block(&self, k: &mut Kernel) -> Reg<U32> {
+        k.eval(self.unit >> (BlockFormat::Nvfp4.block_len() as u32 / WIDTH).ilog2())
     }
 
     /// Offset of the scale of the thread's block.
-    pub(super) fn scale_offset(&self, k: &mut Kernel, format: BlockFormat, layout: ScaleLayout) -> Reg<U64> {
-        let block = self.block(k, format);
-        let [blocks, _] = self.blocks(k, format);
+    pub(super) fn scale_offset(&self, k: &mut Kernel, layout: ScaleLayout) -> Reg<U64> {
+        let block = self.block(k);
+        let [blocks, _] = self.blocks(k);
         scale_offset(k, layout, self.row, block, blocks)
     }
 }
@@ -269,8 +234,7 @@ fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
     let column = k.eval(unit * WIDTH);
     let in_rows = k.compare(Cmp::Lt, row, rows);
     let inside = k.compare_and(Cmp::Lt, column, columns, in_rows);
-    let left = k.eval(columns - column);
-    let place = Place { row, unit, left, columns, in_rows, inside, aligned: config.aligned };
+    let place = Place { row, unit, columns, in_rows, inside };
     if dependent {
         source.prefetch(k, &place);
         k.grid_dependency_wait();
@@ -303,11 +267,9 @@ enum SourceParams {
 }
 
 struct CodesParams {
-    format: BlockFormat,
     codes: PointerParam,
     pitch: Param<U32>,
     scales: PointerParam,
-    scale: Option<Param<F32>>,
     layout: ScaleLayout,
 }
 
@@ -316,36 +278,30 @@ struct GatedParams {
     up: PointerParam,
     pitch: Param<U32>,
     alpha: [Param<F32>; 2],
-    a_scale: PointerParam,
     bias: [PointerParam; 2],
     ty: FloatType,
-    interleaved: bool,
     round: bool,
 }
 
 impl SourceParams {
     fn declare(k: &mut Kernel, source: Source) -> Self {
         match source {
-            Source::Codes { format, layout, scaled } => Self::Codes(CodesParams {
-                format,
+            Source::Codes(layout) => Self::Codes(CodesParams {
                 codes: k.pointer("codes"),
                 pitch: k.param("code_pitch"),
                 scales: k.pointer("scales"),
-                scale: scaled.then(|| k.param("tensor_scale")),
                 layout,
             }),
             Source::Float(ty) => {
                 Self::Float { values: k.pointer("values"), pitch: k.param("value_pitch"), ty }
             }
-            Source::Gated { ty, interleaved, round } => Self::Gated(GatedParams {
+            Source::Gated { ty, round } => Self::Gated(GatedParams {
                 gate: k.pointer("gate"),
                 up: k.pointer("up"),
                 pitch: k.param("gate_up_pitch"),
                 alpha: [k.param("alpha_gate"), k.param("alpha_up")],
-                a_scale: k.pointer("a_scale"),
                 bias: [k.pointer("bias_gate"), k.pointer("bias_up")],
                 ty,
-                interleaved,
                 round,
             }),
         }
@@ -379,7 +335,7 @@ impl CodesParams {
         let (codes, pitch) = (k.ld_pointer(&self.codes), k.ld_param(&self.pitch));
         let codes = place.address(k, codes, pitch, WIDTH / 2);
         let scales = k.ld_pointer(&self.scales);
-        let offset = place.scale_offset(k, self.format, self.layout);
+        let offset = place.scale_offset(k, self.layout);
         [codes, k.offset(scales, offset)]
     }
 
@@ -389,15 +345,7 @@ impl CodesParams {
         let [codes, scale] = self.addresses(k, place);
         k.when(place.inside).to(word).ld::<B32, _>(codes);
         k.when(place.inside).to(byte).ld_byte(scale);
-        let taken = values::decode_block(k, self.format, word, byte);
-        match &self.scale {
-            None => taken,
-            Some(scale) => {
-                let scale = k.ld_param(scale);
-                let exact = taken.floats(k);
-                EightValues::Floats(exact.map(|value| k.mul(value, scale)))
-            }
-        }
+        EightValues::Pairs(values::decode(k, word, byte))
     }
 }
 
@@ -405,10 +353,7 @@ impl CodesParams {
 fn load(k: &mut Kernel, place: &Place, ty: FloatType, from: Addr<Global>) -> [Reg<F32>; 8] {
     let taken = std::array::from_fn(|_| k.mov(0.0f32));
     k.if_(place.inside, "load", |k| {
-        let loaded = match place.aligned {
-            true => values::load(k, ty, from),
-            false => values::load_some(k, ty, from, values::bytes(ty), place.left),
-        };
+        let loaded = values::load(k, ty, from);
         for (to, from) in taken.iter().zip(loaded) {
             k.assign(*to, from);
         }
@@ -418,15 +363,15 @@ fn load(k: &mut Kernel, place: &Place, ty: FloatType, from: Addr<Global>) -> [Re
 
 impl GatedParams {
     fn take(&self, k: &mut Kernel, place: &Place, program: &Program) -> [Reg<F32>; 8] {
-        let (gate, up) = self.load(k, place);
-        let a_scale = k.mov(1.0f32);
-        let from = k.ld_pointer(&self.a_scale);
-        let given = k.compare(Cmp::Ne, from.base(), 0u64);
-        k.when(given).to(a_scale).ld::<F32, _>(from);
+        let starts = [k.ld_pointer(&self.gate), k.ld_pointer(&self.up)];
+        let pitch = k.ld_param(&self.pitch);
+        let eight = WIDTH * values::bytes(self.ty);
+        let [gate, up] = starts
+            .map(|start| place.address(k, start, pitch, eight))
+            .map(|from| load(k, place, self.ty, from));
         let column = k.eval(place.unit.mul_wide(WIDTH * 4));
         let halves = [(gate, 0), (up, 1)].map(|(values, half)| {
             let alpha = k.ld_param(&self.alpha[half]);
-            let alpha = k.mul(alpha, a_scale);
             let values = values.map(|value| k.mul(value, alpha));
             let bias = k.ld_pointer(&self.bias[half]);
             let given = k.compare(Cmp::Ne, bias.base(), 0u64);
@@ -447,33 +392,5 @@ impl GatedParams {
             }
         });
         std::array::from_fn(|i| epilogue::evaluate(k, program, halves[0][i], halves[1][i]))
-    }
-
-    fn load(&self, k: &mut Kernel, place: &Place) -> ([Reg<F32>; 8], [Reg<F32>; 8]) {
-        let [gate, up] = [k.ld_pointer(&self.gate), k.ld_pointer(&self.up)];
-        let pitch = k.ld_param(&self.pitch);
-        let size = values::bytes(self.ty);
-        let eight = WIDTH * size;
-        if !self.interleaved {
-            let [gate, up] = [gate, up].map(|start| place.address(k, start, pitch, eight));
-            return (load(k, place, self.ty, gate), load(k, place, self.ty, up));
-        }
-        let from = place.address(k, gate, pitch, 2 * eight);
-        if !place.aligned {
-            let halves: [[Reg<F32>; 8]; 2] = [from, from.at(size)].map(|from| {
-                let taken = std::array::from_fn(|_| k.mov(0.0f32));
-                k.if_(place.inside, "load", |k| {
-                    let loaded = values::load_some(k, self.ty, from, 2 * size, place.left);
-                    for (to, from) in taken.iter().zip(loaded) {
-                        k.assign(*to, from);
-                    }
-                });
-                taken
-            });
-            return (halves[0], halves[1]);
-        }
-        let halves = [load(k, place, self.ty, from), load(k, place, self.ty, from.at(eight))];
-        let all: Vec<Reg<F32>> = halves.concat();
-        (std::array::from_fn(|i| all[2 * i]), std::array::from_fn(|i| all[2 * i + 1]))
     }
 }

@@ -8,7 +8,6 @@ use dualgemm_gemm::Program;
 use super::quantize::{Out, Scale, out_args};
 use super::rowwise::{Config, Loaded, Sink, Source};
 use crate::Error;
-use crate::error::refused;
 use crate::limits::fits;
 
 /// Gate and up in device memory, and what multiplies and is added to them.
@@ -18,16 +17,14 @@ pub struct Products {
     pub m: usize,
     /// Features.
     pub n: usize,
-    /// `[m, n]` gate products; gate and up alternating, `[m, 2n]`, if interleaved.
+    /// `[m, n]` gate products.
     pub gate: DevicePtr,
-    /// `[m, n]` up products; not read if interleaved.
+    /// `[m, n]` up products.
     pub up: DevicePtr,
     /// Bytes from row to row, the same for both.
     pub pitch: usize,
     /// Multiplies gate and up.
     pub alpha: [f32; 2],
-    /// One f32 that multiplies both as well (a dynamic scale of A), or null.
-    pub a_scale: DevicePtr,
     /// n f32 that are added to gate and to up after alpha, or null.
     pub bias: [DevicePtr; 2],
 }
@@ -40,64 +37,36 @@ pub struct SiluMul {
 }
 
 impl SiluMul {
-    /// Configurations: from every float type, separate and interleaved, to the same type and to nvfp4 with 128x4 scales.
+    /// Configurations: from every float type to the same type and to nvfp4 with 128x4 scales.
     pub fn configs() -> Vec<Config> {
-        FloatType::ALL
-            .into_iter()
-            .flat_map(|ty| [false, true].map(|interleaved| (ty, interleaved)))
-            .flat_map(|(ty, interleaved)| {
-                let source = Source::Gated { ty, interleaved, round: false };
-                let sinks = [Sink::Float(ty), Sink::Codes(ScaleLayout::Sf128x4)];
-                sinks.map(|sink| Config { source, sink, dynamic: false, aligned: true })
-            })
-            .collect()
+        let sinks = |ty| [Sink::Float(ty), Sink::Codes(ScaleLayout::Sf128x4)];
+        let config = |ty, sink| Config { source: Source::Gated { ty, round: false }, sink, dynamic: false };
+        FloatType::ALL.into_iter().flat_map(|ty| sinks(ty).map(|sink| config(ty, sink))).collect()
     }
 
-    /// Loads the kernel.
-    ///
-    /// `aligned` promises that n is a multiple of 8 and that all addresses and distances of rows are multiples of 16
-    /// bytes (`round` rounds both products to bf16 before the activation). nvfp4 is always aligned.
-    ///
-    /// # Errors
-    /// If the device refuses the text, or nvfp4 is asked for without the promise.
+    /// Loads the kernel; `round` rounds both products to bf16 before the activation.
     pub fn new(
         device: &dyn Device,
-        (ty, interleaved, round): (FloatType, bool, bool),
+        (ty, round): (FloatType, bool),
         sink: Sink,
         program: &Program,
-        aligned: bool,
     ) -> Result<Self, Error> {
-        if !aligned && !matches!(sink, Sink::Float(_)) {
-            return refused("output", "nvfp4 with unaligned rows", "aligned rows for nvfp4");
-        }
-        let source = Source::Gated { ty, interleaved, round };
-        let config = Config { source, sink, dynamic: false, aligned };
+        let config = Config { source: Source::Gated { ty, round }, sink, dynamic: false };
         Ok(Self { kernel: Loaded::new(device, config, Some(program))?, ty })
     }
 
     /// The launch on these operands; `scale` is the tensor scale of nvfp4 output.
     ///
     /// # Errors
-    /// If `out` is not what the kernel was made for, or a stride or an address breaks a rule.
+    /// If `out` is not what the kernel was made for, or a stride or an address breaks a rule: n is a multiple of 8, and all
+    /// addresses and distances of rows are multiples of 16 bytes.
     pub fn spec(&self, products: &Products, out: &Out, scale: GlobalScale) -> Result<LaunchSpec, Error> {
-        let &Products { m, n, gate, up, pitch, alpha, a_scale, bias } = products;
-        let size = self.ty.bytes();
-        let wide =
-            if matches!(self.kernel.config.source, Source::Gated { interleaved: true, .. }) { 2 } else { 1 };
-        let step = if self.kernel.config.aligned { 16 } else { size };
-        fits("gate", "row stride in bytes", pitch, n * size * wide, step)?;
-        for (tensor, address, step) in [
-            ("gate", gate, step),
-            ("up", up, step),
-            ("gate bias", bias[0], step.max(4)),
-            ("up bias", bias[1], step.max(4)),
-            ("scale of A", a_scale, 4),
-        ] {
-            fits(tensor, "address", address.0 as usize, 0, step)?;
+        let &Products { m, n, gate, up, pitch, alpha, bias } = products;
+        fits("gate", "row stride in bytes", pitch, n * self.ty.bytes(), 16)?;
+        for (tensor, address) in [("gate", gate), ("up", up), ("gate bias", bias[0]), ("up bias", bias[1])] {
+            fits(tensor, "address", address.0 as usize, 0, 16)?;
         }
-        if self.kernel.config.aligned && !n.is_multiple_of(8) {
-            fits("gate", "features", n, 2, 8)?;
-        }
+        fits("gate", "features", n, 0, 8)?;
         let args = Args::new()
             .u32(m as u32)
             .u32(n as u32)
@@ -106,7 +75,6 @@ impl SiluMul {
             .u32(pitch as u32)
             .f32(alpha[0])
             .f32(alpha[1])
-            .ptr(a_scale)
             .ptr(bias[0])
             .ptr(bias[1]);
         let args = out_args(&self.kernel.config, m, n, out, &Scale::Static(scale), args)?;

@@ -1,6 +1,6 @@
 //! Where the eight values of a thread go: floats, nvfp4, or the floats that nvfp4 stands for.
 
-use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
+use dualgemm_formats::{FloatType, ScaleLayout};
 use dualgemm_ptx::builder::*;
 
 use super::amax::MAX_PARTS;
@@ -17,10 +17,10 @@ pub(super) struct SinkParams {
 
 enum Kind {
     Float(FloatType),
-    Blocks(FloatType),
+    Blocks,
     Codes { layout: ScaleLayout, scales: PointerParam, groups: Option<GroupRows>, scale: ScaleParams },
-    Image { ty: FloatType, scale: ScaleParams },
-    Permuted(FloatType),
+    Image(ScaleParams),
+    Permuted,
     E4m3(Inverse),
 }
 
@@ -45,7 +45,7 @@ impl SinkParams {
         let (out, pitch) = (k.pointer("out"), k.param("out_pitch"));
         let kind = match config.sink {
             Sink::Float(ty) => Kind::Float(ty),
-            Sink::Blocks(ty) => Kind::Blocks(ty),
+            Sink::Blocks => Kind::Blocks,
             Sink::Codes(layout) => Kind::Codes {
                 layout,
                 scales: k.pointer("out_scales"),
@@ -58,8 +58,8 @@ impl SinkParams {
                 groups: Some(GroupRows::declare(k)),
                 scale: ScaleParams::declare(k, config.dynamic),
             },
-            Sink::Image(ty) => Kind::Image { ty, scale: ScaleParams::declare(k, config.dynamic) },
-            Sink::Permuted(ty) => Kind::Permuted(ty),
+            Sink::Image => Kind::Image(ScaleParams::declare(k, config.dynamic)),
+            Sink::Permuted => Kind::Permuted,
             Sink::E4m3 if config.dynamic => Kind::E4m3(Inverse::Dynamic(ScaleParams::declare(k, true))),
             Sink::E4m3 => Kind::E4m3(Inverse::Static(k.param("scale_inverse"))),
         };
@@ -73,11 +73,10 @@ impl SinkParams {
                 let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
                 store(k, place, *ty, to, taken);
             }
-            Kind::Blocks(ty) => {
-                let eight = WIDTH * values::bytes(*ty);
-                let within = k.eval(((place.row << 3) + (place.unit & 7)) * eight);
+            Kind::Blocks => {
+                let within = k.eval(((place.row << 3) + (place.unit & 7)) * (WIDTH * 2));
                 let to = k.offset(start, (place.unit >> 3).mul_wide(pitch) + within.widen());
-                store(k, place, *ty, to, taken);
+                store(k, place, FloatType::F16, to, taken);
             }
             Kind::Codes { layout, scales, groups, scale } => {
                 let floats = taken.floats(k);
@@ -87,16 +86,16 @@ impl SinkParams {
                 let groups = groups.as_ref();
                 store_scale(k, place, (*layout, groups), scales, byte);
             }
-            Kind::Image { ty, scale } => {
+            Kind::Image(scale) => {
                 let floats = taken.floats(k);
                 let (codes, byte) = scale.quantize(k, place, &floats);
                 let pairs = EightValues::Pairs(values::decode(k, codes, byte));
-                let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
-                store(k, place, *ty, to, pairs);
+                let to = place.address(k, start, pitch, WIDTH * 2);
+                store(k, place, FloatType::F16, to, pairs);
             }
-            Kind::Permuted(ty) => {
+            Kind::Permuted => {
                 let floats = taken.floats(k);
-                store_permuted(k, place, *ty, (start, pitch), &floats);
+                store_permuted(k, place, (start, pitch), &floats);
             }
             Kind::E4m3(inverse) => {
                 let inverse = match inverse {
@@ -116,11 +115,9 @@ impl SinkParams {
 fn store_permuted(
     k: &mut Kernel,
     place: &Place,
-    ty: FloatType,
     (start, pitch): (Addr<Global>, Reg<U32>),
     floats: &[Reg<F32>; 8],
 ) {
-    let size = values::bytes(ty);
     let spans = (place.columns + (SPAN as u32 - 1)) >> SPAN.ilog2();
     let end = k.eval(spans * (SPAN as u32 / WIDTH));
     let inside = k.compare_and(Cmp::Lt, place.unit, end, place.in_rows);
@@ -129,32 +126,21 @@ fn store_permuted(
     let q = k.eval(place.unit.bit_field(2, 2));
     let i = k.eval(place.unit & 3);
     let column = q * 2 + (i * 32 + (span << SPAN.ilog2()));
-    let to = k.offset(start, column.mul_wide(size) + place.row.mul_wide(pitch));
+    let to = k.offset(start, column.mul_wide(2) + place.row.mul_wide(pitch));
     k.if_(inside, "store", |k| {
         for p in 0..4usize {
-            let at = column_of(p) as u32 * size;
-            let pair = [floats[p], floats[p + 4]];
-            match ty {
-                FloatType::F32 => k.st_vector(to.at(at), &pair),
-                _ => {
-                    let word = values::narrow(k, ty, pair[0], pair[1]);
-                    k.st(to.at(at), word);
-                }
-            }
+            let word = values::narrow(k, FloatType::F16, floats[p], floats[p + 4]);
+            k.st(to.at(column_of(p) as u32 * 2), word);
         }
     });
 }
 
 fn store(k: &mut Kernel, place: &Place, ty: FloatType, to: Addr<Global>, taken: EightValues) {
-    k.if_(place.inside, "store", |k| match (taken, ty, place.aligned) {
-        (EightValues::Pairs(pairs), FloatType::F16, true) => k.st_vector(to, &pairs),
-        (taken, _, true) => {
+    k.if_(place.inside, "store", |k| match (taken, ty) {
+        (EightValues::Pairs(pairs), FloatType::F16) => k.st_vector(to, &pairs),
+        (taken, _) => {
             let floats = taken.floats(k);
             values::store(k, ty, to, &floats);
-        }
-        (taken, _, false) => {
-            let floats = taken.floats(k);
-            values::store_some(k, ty, to, &floats, place.left);
         }
     });
 }
@@ -167,10 +153,10 @@ fn store_scale(
     scales: &PointerParam,
     byte: Reg<U32>,
 ) {
-    let [blocks, padded] = place.blocks(k, BlockFormat::Nvfp4);
+    let [blocks, padded] = place.blocks(k);
     let end = if layout == ScaleLayout::Linear { blocks } else { padded };
     let byte = k.select::<U32>(place.inside, byte, 0u32);
-    let block = place.block(k, BlockFormat::Nvfp4);
+    let block = place.block(k);
     let odd = k.eval(place.unit & 1);
     let (row, even) = match groups {
         None => (place.row, k.compare(Cmp::Eq, odd, 0u32)),

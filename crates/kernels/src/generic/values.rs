@@ -1,11 +1,10 @@
 //! Eight values in registers: from memory, to memory, from e2m1 codes, to e2m1 codes. Integer, f16 and f32 operations
 //! only, so that they exist on every GPU; each is exact or rounds as the scalar functions of `dualgemm-formats` do.
 
-use dualgemm_formats::{BlockFormat, FloatType};
+use dualgemm_formats::FloatType;
 use dualgemm_ptx::builder::*;
 
 use super::fragments::NEGATIVE_ZEROS;
-use super::rowwise::EightValues;
 use crate::parts::nvfp4::encode_e4m3;
 pub(super) use crate::parts::nvfp4::{amax, encode_e2m1, scale};
 
@@ -30,21 +29,6 @@ pub(super) fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>;
     [k.f16_to_f32(low.cast()), k.f16_to_f32(high.cast())]
 }
 
-fn load_one(k: &mut Kernel, ty: FloatType, from: Addr<Global>) -> Reg<F32> {
-    match ty {
-        FloatType::F32 => k.ld(from),
-        FloatType::F16 => {
-            let half: Reg<F16> = k.ld(from);
-            k.f16_to_f32(half)
-        }
-        FloatType::Bf16 => {
-            let half: Reg<U16> = k.ld(from);
-            let word = k.eval(half.widen() << 16);
-            k.from_bits(word)
-        }
-    }
-}
-
 /// Eight neighbouring elements at an address that is a multiple of 16.
 pub(super) fn load(k: &mut Kernel, ty: FloatType, from: Addr<Global>) -> [Reg<F32>; 8] {
     let values: Vec<Reg<F32>> = match ty {
@@ -58,25 +42,6 @@ pub(super) fn load(k: &mut Kernel, ty: FloatType, from: Addr<Global>) -> [Reg<F3
         }
     };
     std::array::from_fn(|i| values[i])
-}
-
-/// The first `count` of eight neighbouring elements, one by one; the others are 0.
-pub(super) fn load_some(
-    k: &mut Kernel,
-    ty: FloatType,
-    from: Addr<Global>,
-    step: u32,
-    count: Reg<U32>,
-) -> [Reg<F32>; 8] {
-    let values: [Reg<F32>; 8] = std::array::from_fn(|_| k.mov(0.0f32));
-    for (i, value) in values.into_iter().enumerate() {
-        let here = k.compare(Cmp::Gt, count, i as u32);
-        k.if_(here, "element", |k| {
-            let loaded = load_one(k, ty, from.at(i as u32 * step));
-            k.assign(value, loaded);
-        });
-    }
-    values
 }
 
 /// Two elements as a word of 16-bit floats.
@@ -106,60 +71,6 @@ pub(super) fn store(k: &mut Kernel, ty: FloatType, to: Addr<Global>, values: &[R
     }
     let words: Vec<Reg<B32>> = values.chunks_exact(2).map(|pair| narrow(k, ty, pair[0], pair[1])).collect();
     k.st_vector(to, &words);
-}
-
-/// Stores the first `count` of eight neighbouring elements, one by one.
-pub(super) fn store_some(
-    k: &mut Kernel,
-    ty: FloatType,
-    to: Addr<Global>,
-    values: &[Reg<F32>; 8],
-    count: Reg<U32>,
-) {
-    for (i, &value) in values.iter().enumerate() {
-        let to = to.at(i as u32 * bytes(ty));
-        let here = k.compare(Cmp::Gt, count, i as u32);
-        k.if_(here, "element", |k| store_one(k, ty, to, value));
-    }
-}
-
-/// Stores an element, rounded to nearest.
-pub(super) fn store_one<S: AddrSpace>(k: &mut Kernel, ty: FloatType, to: Addr<S>, value: Reg<F32>) {
-    match ty {
-        FloatType::F32 => k.st(to, value),
-        FloatType::F16 => {
-            let half = k.f32_to_f16(value);
-            k.st(to, half);
-        }
-        FloatType::Bf16 => {
-            let half = k.f32_to_bf16(value);
-            k.st(to, half);
-        }
-    }
-}
-
-/// `code · scale` of eight codes of a block, exactly: as f16 for nvfp4, as f32 for mxfp4.
-pub(super) fn decode_block(
-    k: &mut Kernel,
-    format: BlockFormat,
-    codes: Reg<B32>,
-    scale: Reg<U32>,
-) -> EightValues {
-    /// 1 as e4m3.
-    const ONE: u32 = 0x38;
-    match format {
-        BlockFormat::Nvfp4 => EightValues::Pairs(decode(k, codes, scale)),
-        BlockFormat::Mxfp4 => {
-            let one = k.mov::<U32>(ONE);
-            let pairs = decode(k, codes, one);
-            // 2^(byte - 127); byte 0 is a subnormal.
-            let bits = k.eval(scale << 23);
-            let least = k.compare(Cmp::Eq, scale, 0u32);
-            let bits = k.select::<U32>(least, 1u32 << 22, bits);
-            let scale = k.from_bits(bits);
-            EightValues::Floats(widen_pairs(k, pairs).map(|code| k.mul(code, scale)))
-        }
-    }
 }
 
 /// `code · scale` of eight codes, even elements in low nibbles, as four pairs of f16: exact, since a product has at

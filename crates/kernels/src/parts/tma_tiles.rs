@@ -4,12 +4,14 @@
 //! Flow: a kernel's configuration → [`Shape`] → [`CtaTile`], between which the kernel says how it multiplies.
 
 use dualgemm_ptx::builder::*;
-use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile};
 
 use super::ring::{Position, Ring};
 use super::rows::Rows;
-use super::staged::Staged;
-use super::variant::Variant;
+use super::staged::{Staged, stage_over};
+use super::variant::{Out, Variant};
+use crate::Error;
+use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
@@ -18,12 +20,53 @@ pub(crate) struct Shape {
     pub features: u32,
     /// Warpgroups that multiply.
     pub row_groups: u32,
-    /// Stages of the ring, and bytes of one.
+    /// Stages of the ring, and bytes of tokens and of gate and up in one.
     pub stages: u32,
-    pub stage_bytes: u32,
+    pub token_bytes: u32,
+    pub weight_bytes: u32,
+}
+
+/// Shared memory of a configuration.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// All of it.
+    pub smem: SmemLayout,
+    /// Tokens, `[stages]`.
+    pub tokens: SmemRegion,
+    /// Rows of gate and up, `[stages][2][features]`.
+    pub weights: SmemRegion,
+    /// "Stage is full" barriers.
+    pub full: SmemRegion,
+    /// "Stage is empty" barriers.
+    pub empty: SmemRegion,
+    /// What `wgmma` reads by descriptors.
+    pub tile: SmemTile,
 }
 
 impl Shape {
+    /// Refuses a tile that is no shape.
+    pub fn check(
+        rules: Rules,
+        row_groups: u32,
+        (tokens, most): (u32, u32),
+        stages: u32,
+    ) -> Result<(), Error> {
+        rules.check("warpgroups that multiply", row_groups, Valid::range(1, 2))?;
+        rules.check("tokens of the tile", tokens, Valid::multiple(8, most))?;
+        rules.check("stages", stages, STAGES)
+    }
+
+    /// Shared memory for output of this type, or what does not fit. The stages' weights begin at multiples of `align`.
+    pub fn layout(self, rules: Rules, out: Out, align: u32, tile: SmemTile) -> Result<Layout, Error> {
+        let mut smem = SmemLayout::new();
+        let tokens = smem.alloc_parts("tokens", self.token_bytes, self.stages, 1024);
+        let weights = smem.alloc_parts("weights", self.weight_bytes, self.stages, align);
+        stage_over(&mut smem, out, self.tokens, self.features);
+        let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
+        rules.shared(smem.bytes(), SHARED_DATACENTER)?;
+        Ok(Layout { smem, tokens, weights, full, empty, tile })
+    }
+
     /// Threads that multiply.
     pub const fn consumer_threads(self) -> u32 {
         self.row_groups * 128
@@ -64,17 +107,17 @@ pub(crate) struct CtaTile {
 }
 
 impl CtaTile {
-    /// Reads the parameters; `barriers` are those of full and of empty stages.
+    /// Reads the parameters.
     pub fn new(
         k: &mut Kernel,
         shape: Shape,
-        (smem, barriers): (&SmemLayout, [&SmemRegion; 2]),
+        layout: &Layout,
         sizes: [Param<U32>; 3],
         variant: &Variant,
     ) -> Self {
         k.required_threads(shape.threads());
         k.min_ctas(1);
-        let base = k.shared(smem);
+        let base = k.shared(&layout.smem);
         let [m, n, blocks] = sizes.map(|size| k.ld_param(&size));
         let rows = Rows::declare(k, variant, n);
         let warp = k.warp_index();
@@ -84,7 +127,7 @@ impl CtaTile {
         let (token_tile, feature_tile) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
         let token = k.eval(token_tile * shape.tokens);
         let feature = k.eval(feature_tile * shape.features);
-        let ring = Ring::new(base, shape.stages, barriers[0], barriers[1]);
+        let ring = Ring::new(base, shape.stages, &layout.full, &layout.empty);
         Self { shape, rows, ring, base, warp, lane, first_lane, token, feature, m, k: blocks }
     }
 
@@ -138,7 +181,7 @@ impl CtaTile {
         let at = self.ring.start(k, true);
         k.for_range("weight_stages", 0u32, stages, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
-            k.mbarrier_arrive_expect_tx(full, self.shape.stage_bytes);
+            k.mbarrier_arrive_expect_tx(full, self.shape.token_bytes + self.shape.weight_bytes);
             let slot = k.offset(self.base.at(region.offset), at.index * region.stride);
             let column = k.eval(block * bytes);
             let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];

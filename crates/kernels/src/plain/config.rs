@@ -5,19 +5,16 @@ use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::HalfFormat;
-use dualgemm_ptx::layout::{
-    SmemLayout, SmemRegion, SmemTile, Swizzle, TensorDataType, TensorMap, TensorSwizzle,
-};
+use dualgemm_ptx::layout::{SmemTile, Swizzle, TensorDataType, TensorMap};
 
 use super::fused;
 use super::order::SPAN;
 use crate::Error;
 use crate::error::{one_of, refused};
 use crate::fused::{Fused, FusedArgs, Tile, Weights};
-use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid, check_address, fits};
+use crate::limits::{Rules, check_address, fits};
 use crate::parts::format::Format;
-use crate::parts::staged::stage_over;
-use crate::parts::tma_tiles::Shape;
+use crate::parts::tma_tiles::{Layout, Shape};
 use crate::parts::variant::{Out, Variant};
 
 /// Features of a warpgroup, which multiplies 64 rows: gate and up of each.
@@ -36,23 +33,6 @@ pub struct Config {
     pub stages: u32,
     /// Order of the scale bytes; linear or 128x4.
     pub scale_layout: ScaleLayout,
-}
-
-/// Shared memory of a configuration.
-#[derive(Debug, Clone)]
-pub struct Layout {
-    /// All of it.
-    pub smem: SmemLayout,
-    /// Tokens, `[stages][2][tokens][64]` f16 or bf16.
-    pub tokens: SmemRegion,
-    /// Gate and up codes, `[stages][2][features][64 bytes]`.
-    pub codes: SmemRegion,
-    /// "Stage is full" barriers.
-    pub full: SmemRegion,
-    /// "Stage is empty" barriers.
-    pub empty: SmemRegion,
-    /// 64 K of tokens.
-    pub token_tile: SmemTile,
 }
 
 impl Config {
@@ -90,33 +70,21 @@ impl Config {
         self.tokens * 128
     }
 
-    fn stage_bytes(&self) -> u32 {
-        2 * self.panel_bytes() + 2 * self.features() * ROW_BYTES
-    }
-
-    /// What the kernel's frame is made of.
+    /// What the kernel's frame is made of: of tokens two panels, of weights codes.
     pub(crate) fn shape(&self) -> Shape {
-        let &Self { tokens, row_groups, stages, .. } = self;
-        Shape { tokens, features: self.features(), row_groups, stages, stage_bytes: self.stage_bytes() }
+        let (&Self { tokens, row_groups, stages, .. }, features) = (self, self.features());
+        let (token_bytes, weight_bytes) = (2 * self.panel_bytes(), 2 * features * ROW_BYTES);
+        Shape { tokens, features, row_groups, stages, token_bytes, weight_bytes }
     }
 
-    /// Shared memory for output of this type, or what does not fit.
+    /// Shared memory for output of this type, or what does not fit. A tile is 64 K of tokens.
     pub fn layout(&self, out: Out) -> Result<Layout, Error> {
-        let rules = self.rules();
-        rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
-        rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 256))?;
-        rules.check("stages", self.stages, STAGES)?;
+        Shape::check(self.rules(), self.row_groups, (self.tokens, 256), self.stages)?;
         if self.scale_layout == ScaleLayout::Sf8x4 {
-            return rules.refuse("scales are linear or 128x4");
+            return self.rules().refuse("scales are linear or 128x4");
         }
-        let token_tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
-        let mut smem = SmemLayout::new();
-        let tokens = smem.alloc_parts("tokens", 2 * self.panel_bytes(), self.stages, 1024);
-        let codes = smem.alloc_parts("codes", 2 * self.features() * ROW_BYTES, self.stages, 128);
-        stage_over(&mut smem, out, self.tokens, self.features());
-        let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
-        rules.shared(smem.bytes(), SHARED_DATACENTER)?;
-        Ok(Layout { smem, tokens, codes, full, empty, token_tile })
+        let tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
+        self.shape().layout(self.rules(), out, 128, tile)
     }
 
     /// A name that tells configurations apart.
@@ -158,13 +126,13 @@ impl Tile for Config {
             kernel.device.tensor_map(&TensorMap::matrix(ty, address, size, pitch as u64, tile, swizzle))
         };
         let (a, tile) = (args.a, (self.tokens, 64));
-        let map = matrix(TensorDataType::F16, a.codes.0, (m, padded), a.pitch, tile, TensorSwizzle::B128)?;
+        let map = matrix(TensorDataType::F16, a.codes.0, (m, padded), a.pitch, tile, Swizzle::B128)?;
         let (mut list, mut scales) = (Args::new().tensor_map(map), Vec::new());
         if let Weights::Rows(halves) = args.weights {
             for (tensor, half) in ["the scales of gate", "the scales of up"].into_iter().zip(halves) {
                 check_address(tensor, half.scales, 2)?;
                 let (codes, tile) = (half.codes.0, (self.features(), ROW_BYTES));
-                let swizzle = TensorSwizzle::None;
+                let swizzle = Swizzle::None;
                 let map = matrix(TensorDataType::U8, codes, (n, k / 2), half.pitch, tile, swizzle)?;
                 list = list.tensor_map(map);
                 scales.push(half.scales);

@@ -17,14 +17,14 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, GROUP_FEATURES, Layout, ROW_BYTES};
+use super::config::{Config, GROUP_FEATURES, ROW_BYTES};
 use super::order::SPAN;
 use crate::Error;
 use crate::fused::{ENTRY, Tile as _};
 use crate::generic::module;
 use crate::generic::rowwise::scale_offset;
 use crate::parts::ring::{Position, low_word};
-use crate::parts::tma_tiles::CtaTile;
+use crate::parts::tma_tiles::{CtaTile, Layout};
 use crate::parts::variant::Variant;
 use crate::sm90a::decode::{MAGNITUDE_MASK, SIGN_MASK};
 
@@ -84,8 +84,7 @@ impl<'a> Fused<'a> {
         let maps = ["tokens", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
         let scales = [k.pointer("gate_scales"), k.pointer("up_scales")];
         let sizes = ["m", "n", "scale_blocks"].map(|name| k.param(name));
-        let memory = (&layout.smem, [&layout.full, &layout.empty]);
-        let frame = CtaTile::new(k, config.shape(), memory, sizes, variant);
+        let frame = CtaTile::new(k, config.shape(), layout, sizes, variant);
         let blocks = k.eval((frame.k + (SPAN as u32 / 16 - 1)) >> (SPAN / 16).ilog2());
         Self { config, layout, maps, scales, scale_blocks: frame.k, frame, blocks }
     }
@@ -95,7 +94,7 @@ impl<'a> Fused<'a> {
         let panels = [0, self.config.panel_bytes()];
         frame.emit(
             k,
-            |k| frame.load_weights(k, [gate, up], self.blocks, (&layout.codes, ROW_BYTES)),
+            |k| frame.load_weights(k, [gate, up], self.blocks, (&layout.weights, ROW_BYTES)),
             |k| frame.load_tokens(k, tokens, self.blocks, (&layout.tokens, &panels, SPAN as u32 / 2)),
             |k| {
                 let sums = k.zeros(self.config.tokens as usize / 2);
@@ -116,14 +115,14 @@ impl<'a> Fused<'a> {
     fn consumer(&self, k: &mut Kernel) -> Consumer {
         let feature = self.lane_feature(k);
         let q = k.eval(self.frame.lane & 3);
-        let codes_start = self.frame.base.at(self.layout.codes.offset);
+        let codes_start = self.frame.base.at(self.layout.weights.offset);
         let codes = k.offset(codes_start, feature * ROW_BYTES + (q << 4));
         let up = self.config.features() * ROW_BYTES;
         let feature = k.eval(feature + self.frame.feature);
         let tokens = self.frame.base.at(self.layout.tokens.offset);
         Consumer {
             codes: [codes, codes.at(up)],
-            tokens: low_word(k, tokens, self.layout.token_tile.wgmma_desc()),
+            tokens: low_word(k, tokens, self.layout.tile.wgmma_desc()),
             feature,
             q,
             take: self.frame.ring.start(k, false),
@@ -159,7 +158,7 @@ impl<'a> Fused<'a> {
     /// Waits for the next stage and loads this lane's codes.
     fn load_codes_of_lane(&self, k: &mut Kernel, consumer: &Consumer) {
         self.frame.ring.wait_full(k, consumer.take);
-        let at = k.eval(consumer.take.index * self.layout.codes.stride);
+        let at = k.eval(consumer.take.index * self.layout.weights.stride);
         for (half, start) in consumer.codes.into_iter().enumerate() {
             let from = k.offset(start, at);
             let words: [Reg<B32>; 4] = k.ld_vector(from);
@@ -194,11 +193,11 @@ impl<'a> Fused<'a> {
 
     /// Four `wgmma` on half a stage.
     fn multiply_half(&self, k: &mut Kernel, consumer: &Consumer, half: u32, at: Reg<U32>, sums: &[Reg<F32>]) {
-        let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
+        let high = k.mov::<B32>((self.layout.tile.wgmma_desc() >> 32) as u32);
         k.wgmma_fence();
         for step in 0..4u32 {
             let a = std::array::from_fn(|i| consumer.fragments[half as usize][4 * step as usize + i]);
-            let advance = self.layout.token_tile.advance_k(32 * step) as u32;
+            let advance = self.layout.tile.advance_k(32 * step) as u32;
             let low = k.eval(at + (half * self.config.panel_bytes() / 16 + advance));
             let desc = k.pack_64(low.cast::<B32>(), high);
             k.wgmma(WgmmaFormat::Half(HalfFormat::F16), sums, WgmmaA::Regs(a), desc, true);

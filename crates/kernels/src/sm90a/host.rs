@@ -6,7 +6,7 @@ use dualgemm_device::{Args, LaunchSpec};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::HalfFormat;
-use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, Swizzle, TensorDataType, TensorMap};
 
 use super::config::{Config, RULES};
 use super::exchange::FLAG_BYTES;
@@ -119,7 +119,7 @@ impl Config {
 
     fn tensor_map(&self, variant: &Variant, a: &Operand) -> TensorMap {
         let (m, k, stride) = (a.rows as u64, a.k as u64, a.pitch as u64);
-        let swizzle = TensorSwizzle::B128;
+        let swizzle = Swizzle::B128;
         let data_type = match variant.compute {
             HalfFormat::F16 => TensorDataType::F16,
             HalfFormat::Bf16 => TensorDataType::Bf16,

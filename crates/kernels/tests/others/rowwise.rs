@@ -9,7 +9,6 @@ use dualgemm_formats::{
 };
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
-use dualgemm_kernels::generic::dequantize::Dequantize;
 use dualgemm_kernels::generic::expand::Expand;
 use dualgemm_kernels::generic::quantize::{E4M3_FACTOR, Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
@@ -17,8 +16,6 @@ use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 use dualgemm_kernels::plain::order::{SPAN, column};
 
 use crate::common::*;
-
-const HALVES: [FloatType; 2] = [FloatType::F16, FloatType::Bf16];
 
 /// `code · scale` of every element.
 fn image(matrix: &QuantizedMatrix<'_>) -> Vec<f32> {
@@ -52,7 +49,7 @@ fn expansion_holds_every_code_times_every_scale_exact() {
     );
     let all = all.unwrap();
     for layout in ScaleLayout::ALL {
-        for ty in HALVES {
+        for ty in [FloatType::F16, FloatType::Bf16] {
             let kernel = Expand::new(gpu, layout, ty).unwrap();
             for matrix in [all.clone(), quantized("a", (131, 80), ScaleLayout::Linear)] {
                 let matrix = matrix.with_scale_layout(layout);
@@ -83,24 +80,6 @@ fn blocks_of_columns_hold_what_rows_do_exact() {
     let (a, kernel) = (upload_codes(gpu, &matrix), Expand::blocks(gpu, ScaleLayout::Linear).unwrap());
     let message = kernel.spec(&a, DevicePtr(256), a.m * 128).unwrap_err().to_string();
     assert!(message.contains("K = 80"), "{message}");
-}
-
-#[test]
-fn dequantization_rounds_the_scaled_value_once_more_exact() {
-    let gpu = gpu();
-    let matrix = quantized("b", (5, 144), ScaleLayout::Sf128x4);
-    let scale = matrix.global_scale().value();
-    let a = upload_codes(gpu, &matrix);
-    for ty in FloatType::ALL {
-        let kernel = Dequantize::new(gpu, ScaleLayout::Sf128x4, ty).unwrap();
-        // Rows farther apart than they are long: what lies between stays.
-        let (row, pitch) = (a.k * ty.bytes(), a.k * ty.bytes() + 16);
-        let bytes = made(gpu, a.m * pitch, |out| kernel.spec(&a, scale, out, pitch));
-        let got: Vec<f32> = bytes.chunks_exact(pitch).flat_map(|r| ty.values(&r[..row])).collect();
-        let want: Vec<f32> = image(&matrix).into_iter().map(|x| ty.round(x * scale)).collect();
-        same_bits(&got, &want, &format!("{ty:?}"));
-        assert!(bytes.chunks_exact(pitch).all(|r| r[row..].iter().all(|&b| b == 0xA5)), "{ty:?}");
-    }
 }
 
 /// Activations, and in the first rows what is hard: zeros of both signs, NaN, infinities, ties, subnormals, steps.
@@ -145,12 +124,10 @@ fn check_quantized(
     assert_eq!(read(gpu, scales, len), want.scales(), "{ty:?} {layout}: scales");
     assert_eq!(read(gpu, codes, m * k / 2), want.codes(), "{ty:?} {layout}: codes");
 
-    for image_ty in HALVES {
-        let kernel = Quantize::new(gpu, ty, Sink::Image(image_ty), dynamic).unwrap();
-        let to = |values| Out::Image { values, pitch: k * 2 };
-        let got = made(gpu, m * k * 2, |values| kernel.spec(&on_device, &to(values), &scale));
-        same_bits(&image_ty.values(&got), &image(&want), "image");
-    }
+    let kernel = Quantize::new(gpu, ty, Sink::Image, dynamic).unwrap();
+    let to = |values| Out::Image { values, pitch: k * 2 };
+    let got = made(gpu, m * k * 2, |values| kernel.spec(&on_device, &to(values), &scale));
+    same_bits(&FloatType::F16.values(&got), &image(&want), "image");
 }
 
 #[test]
@@ -199,7 +176,6 @@ fn gated(
     gpu: &dyn Device,
     ty: FloatType,
     (m, n): (usize, usize),
-    interleaved: bool,
     activation: Activation,
     biased: bool,
 ) -> Gated {
@@ -211,9 +187,8 @@ fn gated(
     let bias_rows = bias.to_le_bytes();
     let program = activation.program();
     let product = |row: usize, feature: usize, half: usize| {
-        let column = if interleaved { 2 * feature + half } else { half * n + feature };
         let bias = if biased { bias.value(half, feature) } else { 0.0 };
-        f64::from(both.value(row, column)) * f64::from(alpha[half]) * 0.5 + f64::from(bias)
+        f64::from(both.value(row, half * n + feature)) * f64::from(alpha[half]) + f64::from(bias)
     };
     let place = (0..m).flat_map(|r| (0..n).map(move |c| (r, c)));
     let want = place.map(|(r, c)| program.eval_f64(product(r, c, 0), product(r, c, 1))).collect();
@@ -228,7 +203,6 @@ fn gated(
         up: base.offset((n * ty.bytes()) as u64),
         pitch: 2 * n * ty.bytes(),
         alpha,
-        a_scale: upload(gpu, &0.5f32.to_le_bytes()),
         bias,
     };
     Gated { products, want }
@@ -239,14 +213,10 @@ fn the_activation_alone_close() {
     let gpu = gpu();
     let mut activations = Activation::EXAMPLES.into_iter().cycle();
     for (ty, out) in FloatType::ALL.into_iter().flat_map(|ty| FloatType::ALL.map(|out| (ty, out))) {
-        for (interleaved, n, aligned) in
-            [(false, 72, true), (true, 40, true), (false, 37, false), (true, 13, false)]
-        {
+        for (n, biased) in [(72, true), (40, false)] {
             let activation = activations.next().unwrap();
-            let Gated { products, want } = gated(gpu, ty, (3, n), interleaved, activation, n > 38);
-            let program = activation.program();
-            let kernel =
-                SiluMul::new(gpu, (ty, interleaved, false), Sink::Float(out), &program, aligned).unwrap();
+            let Gated { products, want } = gated(gpu, ty, (3, n), activation, biased);
+            let kernel = SiluMul::new(gpu, (ty, false), Sink::Float(out), &activation.program()).unwrap();
             let (pitch, rows) = (n * out.bytes(), 3 * n * out.bytes());
             let to = |values| Out::Image { values, pitch };
             let got = made(gpu, rows, |values| kernel.spec(&products, &to(values), GlobalScale::ONE));
@@ -276,11 +246,11 @@ fn what_is_not_finite_is_as_in_f64() {
     let (gate, up) = (upload(gpu, &bytes(|p| p.0)), upload(gpu, &bytes(|p| p.1)));
     let none = DevicePtr::NULL;
     let (alpha, bias) = ([1.0; 2], [none; 2]);
-    let products = Products { m: 1, n, gate, up, pitch: 4 * n, alpha, a_scale: none, bias };
+    let products = Products { m: 1, n, gate, up, pitch: 4 * n, alpha, bias };
     let others = [-1.7, 0.0, 1e-40].map(|alpha| Activation::SwigluOai { alpha, beta: 1.0, limit: 7.0 });
     for activation in Activation::EXAMPLES.into_iter().chain(others) {
         let (program, ty) = (activation.program(), FloatType::F32);
-        let kernel = SiluMul::new(gpu, (ty, false, false), Sink::Float(ty), &program, true).unwrap();
+        let kernel = SiluMul::new(gpu, (ty, false), Sink::Float(ty), &program).unwrap();
         let to = |values| Out::Image { values, pitch: 4 * n };
         let got = made(gpu, 4 * n, |values| kernel.spec(&products, &to(values), GlobalScale::ONE));
         for (&(gate, up), got) in pairs.iter().zip(ty.values(&got)) {
@@ -298,9 +268,9 @@ fn the_activation_to_nvfp4_is_its_f32_quantized_exact() {
     let gpu = gpu();
     let (m, n, scale) = (3, 80, GlobalScale::multiplier(0.02));
     for layout in ScaleLayout::ALL {
-        let Gated { products, .. } = gated(gpu, FloatType::F16, (m, n), false, Activation::Silu, true);
+        let Gated { products, .. } = gated(gpu, FloatType::F16, (m, n), Activation::Silu, true);
         let program = Activation::Silu.program();
-        let kernel = |sink| SiluMul::new(gpu, (FloatType::F16, false, true), sink, &program, true).unwrap();
+        let kernel = |sink| SiluMul::new(gpu, (FloatType::F16, true), sink, &program).unwrap();
         let to = |values| Out::Image { values, pitch: n * 4 };
         let to_floats = kernel(Sink::Float(FloatType::F32));
         let c = made(gpu, m * n * 4, |values| to_floats.spec(&products, &to(values), scale));
@@ -320,7 +290,7 @@ fn the_activation_to_nvfp4_is_its_f32_quantized_exact() {
 #[test]
 fn bad_operands_are_refused_by_name() {
     let gpu = gpu();
-    let kernel = Quantize::new(gpu, FloatType::F16, Sink::Image(FloatType::F16), false).unwrap();
+    let kernel = Quantize::new(gpu, FloatType::F16, Sink::Image, false).unwrap();
     let values = gpu.alloc(4096).unwrap();
     let a = Floats { m: 2, k: 32, values, pitch: 64 };
     let out = Out::Image { values, pitch: 64 };
@@ -358,7 +328,7 @@ fn the_order_of_the_plain_kernel_and_its_padding_exact() {
     same_bits(&FloatType::F16.values(&got), &want(&|r, c| values[r * 208 + c]), "codes");
 
     let a = Inputs::seeded(2).floats("a", FloatType::Bf16, 3, 208).unwrap();
-    let kernel = Quantize::new(gpu, FloatType::Bf16, Sink::Permuted(FloatType::F16), false).unwrap();
+    let kernel = Quantize::new(gpu, FloatType::Bf16, Sink::Permuted, false).unwrap();
     let to = |values| Out::Image { values, pitch: padded * 2 };
     let (from, scale) = (upload_floats(gpu, &a), Scale::Static(GlobalScale::ONE));
     let got = made(gpu, 3 * padded * 2, |values| kernel.spec(&from, &to(values), &scale));
@@ -414,30 +384,4 @@ fn e4m3_of_codes_and_under_a_dynamic_scale_is_the_value_rounded_exact() {
     assert!((largest * E4M3_FACTOR / divisor / amax - 1.0).abs() < 1e-6);
     let static_scale = kernel.spec(&on_device, &to, &Scale::Static(GlobalScale::ONE)).unwrap_err();
     assert!(static_scale.to_string().contains("with a static scale"));
-}
-
-#[test]
-fn mxfp4_is_expanded_and_dequantized_with_every_scale_exact() {
-    let gpu = gpu();
-    let codes: Vec<u8> = (0..255 * 16).map(|i: usize| (i * 37 + i / 16) as u8).collect();
-    let scales: Vec<u8> = (0..255).collect();
-    let (format, layout) = (BlockFormat::Mxfp4, ScaleLayout::Linear);
-    let matrix =
-        QuantizedMatrix::new("a", format, 3, 85 * 32, codes, scales, layout, GlobalScale::ONE).unwrap();
-    let place = || (0..3).flat_map(|r| (0..85 * 32).map(move |c| (r, c)));
-    let exact: Vec<f32> = place().map(|(r, c)| matrix.value(r, c) as f32).collect();
-    let a = upload_codes(gpu, &matrix);
-    let kernel = Expand::of(gpu, format, layout, FloatType::Bf16).unwrap();
-    let got = made(gpu, a.m * a.k * 2, |out| kernel.spec(&a, out, a.k * 2));
-    same_bits(&FloatType::Bf16.values(&got), &exact, "bf16");
-    let kernel = Dequantize::of(gpu, format, layout, FloatType::F32).unwrap();
-    let got = made(gpu, a.m * a.k * 4, |out| kernel.spec(&a, 0.75, out, a.k * 4));
-    let want: Vec<f32> = exact.iter().map(|x| x * 0.75).collect();
-    same_bits(&FloatType::F32.values(&got), &want, "f32");
-    let message = Expand::of(gpu, format, layout, FloatType::F16)
-        .unwrap()
-        .spec(&dualgemm_kernels::generic::expand::Codes { k: 48, ..a }, DevicePtr(256), a.k * 2)
-        .unwrap_err()
-        .to_string();
-    assert!(message.contains("K = 48"), "{message}");
 }

@@ -19,7 +19,7 @@ use dualgemm_cuda::{Cuda, Event, Graph, HalfType, Matmul, OwnedStream};
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error as DeviceError, LaunchSpec, Stream};
 use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, OutFormat, QuantizeA};
-use dualgemm_kernels::generic::dequantize::Dequantize;
+use dualgemm_kernels::generic::expand::Expand;
 use dualgemm_kernels::generic::quantize::Out;
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
@@ -166,10 +166,10 @@ enum Multiplied {
     /// As they are given.
     Rows,
     /// Dequantized on each call, gate and then up.
-    Each(Dequantize, Buffer),
+    Each(Expand, Buffer),
     /// Dequantized once, found by the identity of the weights ([`DeviceWeights::id`]), which is never given out twice, and
     /// not by their address, which another tensor may have next. Dropped when the weights are.
-    Kept(Dequantize, Mutex<HashMap<u64, (Weak<DeviceWeights>, Buffer)>>),
+    Kept(Expand, Mutex<HashMap<u64, (Weak<DeviceWeights>, Buffer)>>),
 }
 
 /// A recording holds addresses, so it is found by all addresses of the call and the identity of the weights; contents are read
@@ -222,7 +222,7 @@ impl Ready {
             true => gpu.blas()?.matmul_nvfp4(half, size, WORKSPACE)?,
             false => gpu.blas()?.matmul(half, size, WORKSPACE)?,
         };
-        let dequantize = || Dequantize::new(gpu, ScaleLayout::Linear, ty);
+        let dequantize = || Expand::new(gpu, ScaleLayout::Linear, ty);
         let weights = match strategy.weights {
             Form::Nvfp4 => Multiplied::Rows,
             Form::Dequantized => Multiplied::Each(dequantize()?, Buffer::new(gpu, 2 * half_bytes(&desc))?),
@@ -247,7 +247,7 @@ impl Ready {
             prologue: Prologue::new(gpu, plan, if nvfp4 { Order::Atoms } else { Order::Rows })?,
             weights,
             matmul,
-            act: SiluMul::new(gpu, (ty, false, round), sink, &program, true)?,
+            act: SiluMul::new(gpu, (ty, round), sink, &program)?,
             products,
             workspaces,
             beside,
@@ -295,11 +295,11 @@ impl Ready {
     /// Lists what brings both matrices to `out` as 16 bits.
     fn dequantize(
         &self,
-        kernel: &Dequantize,
+        kernel: &Expand,
         weights: &DeviceWeights,
         out: DevicePtr,
     ) -> Result<Vec<LaunchSpec>, Error> {
-        let spec = |(half, at)| Ok(kernel.spec(half, 1.0, out.offset(at as u64), 2 * self.desc.k)?);
+        let spec = |(half, at)| Ok(kernel.spec(half, out.offset(at as u64), 2 * self.desc.k)?);
         weights.parts().plain()?.iter().zip([0, half_bytes(&self.desc)]).map(spec).collect()
     }
 
@@ -340,11 +340,11 @@ impl Ready {
     /// The launch of the activation of both products, into C.
     fn activate(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<LaunchSpec, Error> {
         let (m, n, gate) = (call.m, self.desc.n, self.products.ptr());
-        let (bias, a_scale) = (weights.bias(), DevicePtr::NULL);
+        let bias = weights.bias();
         let products = match self.one_product {
             false => {
                 let up = gate.offset((2 * m * n) as u64);
-                Products { m, n, gate, up, pitch: 2 * n, alpha: [1.0; 2], a_scale, bias }
+                Products { m, n, gate, up, pitch: 2 * n, alpha: [1.0; 2], bias }
             }
             // The one product was multiplied by gate's alpha.
             true => {
@@ -352,7 +352,7 @@ impl Ready {
                 let (epilogue, up) = (&self.desc.epilogue, gate.offset(2 * n as u64));
                 let up_alpha = of_up * f64::from(epilogue.alpha_up);
                 let ratio = (up_alpha / (of_gate * f64::from(epilogue.alpha_gate))) as f32;
-                Products { m, n, gate, up, pitch: 4 * n, alpha: [1.0, ratio], a_scale, bias }
+                Products { m, n, gate, up, pitch: 4 * n, alpha: [1.0, ratio], bias }
             }
         };
         let Destination { c, scales, scale, .. } = Destination::of(call, &self.desc)?;

@@ -44,21 +44,6 @@ impl Im2col {
         require((1..=256).contains(channels), "channels per pixel", channels, "1 to 256 possible")?;
         require((1..=1024).contains(pixels), "pixels per column", pixels, "1 to 1024 possible")
     }
-
-    /// The six bytes of a corner in the simulator's record.
-    pub(super) fn to_bytes(corner: &[i32]) -> [u8; 6] {
-        let mut bytes = [0; 6];
-        for (place, at) in bytes.chunks_exact_mut(2).zip(corner) {
-            place.copy_from_slice(&(*at as i16).to_le_bytes());
-        }
-        bytes
-    }
-
-    /// What [`to_bytes`](Self::to_bytes) wrote, for `count` dimensions of space.
-    pub(super) fn from_bytes(bytes: &[u8], count: usize) -> Vec<i32> {
-        let values = bytes.chunks_exact(2).map(|b| i32::from(i16::from_le_bytes([b[0], b[1]])));
-        values.take(count).collect()
-    }
 }
 
 #[cfg(test)]

@@ -4,16 +4,14 @@
 mod im2col;
 mod instr_desc;
 mod smem;
-mod swizzle;
 mod tensor_map;
 mod tile;
 
 pub use im2col::Im2col;
 pub use instr_desc::{BlockScaledDesc, InstrDesc, MxFormat, OperandFormat, ResultFormat, ScaleFormat};
 pub use smem::{SmemLayout, SmemRegion};
-pub use swizzle::Swizzle;
 pub use tensor_map::{
-    Interleave, L2Promotion, OutOfBounds, TENSOR_MAP_BYTES, TensorDataType, TensorMap, TensorSwizzle,
+    Interleave, L2Promotion, OutOfBounds, Swizzle, TENSOR_MAP_BYTES, TensorDataType, TensorMap,
 };
 pub use tile::{SmemTile, tcgen05_smem_desc, wgmma_smem_desc};
 

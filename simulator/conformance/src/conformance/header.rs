@@ -2,7 +2,7 @@
 
 use super::data::{Data, GENERATORS, size};
 use super::{Argument, Buffer, Case, Error, Launch, Tolerance, tensor_map};
-use dualgemm_ptx::layout::{Im2col, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Im2col, OutOfBounds, Swizzle, TensorDataType, TensorMap};
 use std::str::{FromStr, SplitWhitespace};
 
 pub(super) fn parse(name: &str, ptx: &str) -> Result<Case, Error> {
@@ -123,7 +123,7 @@ fn map(words: &mut SplitWhitespace<'_>) -> Result<Argument, String> {
     let buffer = number(words)?;
     let ty = words.next().unwrap_or_default();
     let data_type = named(TensorDataType::ALL, ty)?;
-    let mut map = tensor_map(data_type, TensorSwizzle::None, OutOfBounds::Zero);
+    let mut map = tensor_map(data_type, Swizzle::None, OutOfBounds::Zero);
     let mut key = "";
     let mut corners = Im2col { lower: Vec::new(), upper: Vec::new() };
     for word in words {
@@ -141,7 +141,7 @@ fn map(words: &mut SplitWhitespace<'_>) -> Result<Argument, String> {
             ("box", Ok(n)) => map.box_dims.push(n as u32),
             ("steps", Ok(n)) => map.element_strides.push(n as u32),
             ("address", Ok(n)) => map.address = n,
-            ("swizzle", Err(_)) => map.swizzle = named(TensorSwizzle::ALL, word)?,
+            ("swizzle", Err(_)) => map.swizzle = named(Swizzle::ALL, word)?,
             ("fill", Err(_)) => map.out_of_bounds = named(OutOfBounds::ALL, word)?,
             (_, Err(_)) => {
                 key = word;

@@ -20,7 +20,7 @@
 //! generates the case.
 
 use dualgemm_device::{Args, Device, DevicePtr, Error as DeviceError, LaunchSpec};
-use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, Swizzle, TensorDataType, TensorMap};
 
 mod compare;
 pub mod data;
@@ -220,7 +220,7 @@ fn run_launch(
 }
 
 /// A map with the settings that results do not depend on filled in.
-fn tensor_map(data_type: TensorDataType, swizzle: TensorSwizzle, out_of_bounds: OutOfBounds) -> TensorMap {
+fn tensor_map(data_type: TensorDataType, swizzle: Swizzle, out_of_bounds: OutOfBounds) -> TensorMap {
     TensorMap {
         data_type,
         address: 0,

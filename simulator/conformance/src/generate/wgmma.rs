@@ -5,6 +5,7 @@
 
 use super::kernel::renamed;
 use super::raw::Raw;
+use super::tcgen05::layout::SWIZZLES;
 use super::{Draft, samples};
 use dualgemm_ptx::ast::{Immediate, Instruction, Operand};
 use dualgemm_ptx::isa::{Family, Row};
@@ -65,7 +66,7 @@ fn chosen(row: &'static Row) -> Vec<(Instruction, Swizzle, u8, u8, i64)> {
     let mut list = Vec::new();
     for (k, samples) in by_type.into_values().enumerate() {
         let of = |n: usize| samples.iter().find(|i| width(i) == n).cloned();
-        for (s, swizzle) in Swizzle::ALL.into_iter().enumerate() {
+        for (s, swizzle) in SWIZZLES.into_iter().enumerate() {
             let transposes: &[(u8, u8)] = if row.name.starts_with("wgmma_f16") && s == 3 {
                 &[(0, 0), (0, 1), (1, 0)]
             } else {

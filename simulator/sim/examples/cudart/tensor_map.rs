@@ -3,7 +3,7 @@
 use crate::abi::{INVALID_VALUE, SUCCESS, Status, put, string};
 use crate::runtime::{call, complain};
 use dualgemm_device::Device;
-use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, Swizzle, TensorDataType, TensorMap};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 exports! {
@@ -54,7 +54,7 @@ exports! {
                 box_dims: std::slice::from_raw_parts(box_dims, n).to_vec(),
                 element_strides: std::slice::from_raw_parts(element_strides, n).to_vec(),
                 interleave: Interleave::from_code(code(interleave))?,
-                swizzle: TensorSwizzle::from_code(code(swizzle))?,
+                swizzle: Swizzle::from_code(code(swizzle))?,
                 l2_promotion: L2Promotion::from_code(code(promotion))?,
                 out_of_bounds: OutOfBounds::from_code(code(fill))?,
                 im2col: None,

@@ -5,7 +5,7 @@ use super::*;
 use crate::names::modifiers;
 use crate::semantics::approx::{Function, approx, div};
 use crate::semantics::float::arith::{self, MinMax, Mode};
-use crate::semantics::float::{BF16, F16, F32, F64, Format, Round, f64_ops};
+use crate::semantics::float::{BF16, F16, F32, F64, Format, Round};
 
 /// How values lie in a register.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -80,14 +80,14 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
         "tanh" => Some(Function::Tanh),
         _ => None,
     };
-    match function {
-        Some(f) if format == F64 => Ok(elements.wide(move |[a, ..]| approx64(f, a))),
-        Some(f) => Ok(elements.narrow(move |[a, ..]| approx(f, format, a, ftz))),
+    Ok(match function {
+        Some(f) if format == F64 => elements.each(move |[a, ..]| approx64(f, a)),
+        Some(f) => elements.each(move |[a, ..]| approx(f, format, a as u32, ftz).into()),
         None if root == "div" && (full || is_approx) => {
-            Ok(elements.narrow(move |[a, b, _]| div(a, b, full, ftz)))
+            elements.each(move |[a, b, _]| div(a as u32, b as u32, full, ftz).into())
         }
-        None => exact(i, elements, mode, min_max),
-    }
+        None => return exact(i, elements, mode, min_max),
+    })
 }
 
 fn elements(i: &mut Ins<'_>) -> Decoded<Elements> {
@@ -118,22 +118,7 @@ fn exact(i: &Ins<'_>, e: Elements, mode: Mode, how: MinMax) -> Decoded {
     if !want.contains(&n) {
         return i.error(format!("has {n} sources, needs {}", want.start()));
     }
-    let (format, round) = (e.shape.format, mode.round);
-    if format == F64 {
-        return Ok(match root {
-            "add" => e.wide(move |[a, b, _]| f64_ops::add(a, b, round)),
-            "sub" => e.wide(move |[a, b, _]| f64_ops::sub(a, b, round)),
-            "mul" => e.wide(move |[a, b, _]| f64_ops::mul(a, b, round)),
-            "fma" | "mad" => e.wide(move |[a, b, c]| f64_ops::fma(a, b, c, round)),
-            "div" => e.wide(move |[a, b, _]| f64_ops::div(a, b, round)),
-            "rcp" => e.wide(move |[a, ..]| f64_ops::rcp(a, round)),
-            "sqrt" => e.wide(move |[a, ..]| f64_ops::sqrt(a, round)),
-            "neg" => e.wide(|[a, ..]| arith::neg(F64, a, false)),
-            "abs" => e.wide(|[a, ..]| arith::abs(F64, a, false)),
-            "copysign" => e.wide(|[a, b, _]| a & 1 << 63 | b & !(1 << 63)),
-            _ => e.wide(move |[a, b, _]| arith::min_max(F64, a, b, how)),
-        });
-    }
+    let format = e.shape.format;
     // Mostly nothing is asked for beside the operation.
     if (e.shape, mode) == (Shape { format: F32, lanes: 1, narrow: None }, Mode::default()) {
         match root {
@@ -145,41 +130,27 @@ fn exact(i: &Ins<'_>, e: Elements, mode: Mode, how: MinMax) -> Decoded {
         }
     }
     Ok(match root {
-        "add" => e.narrow(move |[a, b, _]| arith::add(format, a, b, mode)),
-        "sub" => e.narrow(move |[a, b, _]| arith::sub(format, a, b, mode)),
-        "mul" => e.narrow(move |[a, b, _]| arith::mul(format, a, b, mode)),
-        "fma" | "mad" => e.narrow(move |[a, b, c]| arith::fma(format, a, b, c, mode)),
-        "div" => e.narrow(move |[a, b, _]| arith::div(a, b, mode)),
-        "rcp" => e.narrow(move |[a, ..]| arith::rcp(a, mode)),
-        "sqrt" => e.narrow(move |[a, ..]| arith::sqrt(a, mode)),
-        "neg" => e.narrow(move |[a, ..]| arith::neg(format, a.into(), mode.ftz) as u32),
-        "abs" => e.narrow(move |[a, ..]| arith::abs(format, a.into(), mode.ftz) as u32),
+        "add" => e.each(move |[a, b, _]| arith::add(format, a, b, mode)),
+        "sub" => e.each(move |[a, b, _]| arith::sub(format, a, b, mode)),
+        "mul" => e.each(move |[a, b, _]| arith::mul(format, a, b, mode)),
+        "fma" | "mad" => e.each(move |[a, b, c]| arith::fma(format, a, b, c, mode)),
+        "div" => e.each(move |[a, b, _]| arith::div(format, a, b, mode)),
+        "rcp" => e.each(move |[a, ..]| arith::rcp(format, a, mode)),
+        "sqrt" => e.each(move |[a, ..]| arith::sqrt(format, a, mode)),
+        "neg" => e.each(move |[a, ..]| arith::neg(format, a, mode.ftz)),
+        "abs" => e.each(move |[a, ..]| arith::abs(format, a, mode.ftz)),
         "copysign" => {
             let sign = 1 << (format.width() - 1);
-            e.narrow(move |[a, b, _]| a & sign | b & !sign)
+            e.each(move |[a, b, _]| a & sign | b & !sign)
         }
-        _ => e.narrow(move |[a, b, c]| {
-            let two = arith::min_max(format, a.into(), b.into(), how);
-            (if n == 3 { arith::min_max(format, two, c.into(), how) } else { two }) as u32
+        _ => e.each(move |[a, b, c]| {
+            let two = arith::min_max(format, a, b, how);
+            if n == 3 { arith::min_max(format, two, c, how) } else { two }
         }),
     })
 }
 
 impl Elements {
-    /// An instruction on numbers of 64 bits.
-    fn wide(self, f: impl Fn([u64; 3]) -> u64 + Send + Sync + 'static) -> Op {
-        let Elements { d, s, .. } = self;
-        Op::computes(Spread::Whole(64), &s.clone(), &[], move |cx| {
-            let m = cx.m;
-            let mut v = [[0u64; 32]; 3];
-            for (v, s) in v.iter_mut().zip(&s) {
-                *v = cx.w.regs.r64(*s, m);
-            }
-            let r = std::array::from_fn(|i| if m >> i & 1 != 0 { f(v.map(|v| v[i])) } else { 0 });
-            cx.w.regs.w64(d, m, &r);
-        })
-    }
-
     /// An instruction on f32 as the host computes: a loop that the compiler turns into vector code.
     fn plain(self, f: impl Fn([f32; 3]) -> f32 + Send + Sync + 'static) -> Op {
         let Elements { d, s, .. } = self;
@@ -193,8 +164,8 @@ impl Elements {
         })
     }
 
-    /// An instruction on elements of up to 32 bits.
-    fn narrow(self, f: impl Fn([u32; 3]) -> u32 + Send + Sync + 'static) -> Op {
+    /// An instruction on elements, one after another.
+    fn each(self, f: impl Fn([u64; 3]) -> u64 + Send + Sync + 'static) -> Op {
         let Elements { shape, d, s } = self;
         let width = shape.format.width();
         let how = match (shape.lanes, shape.narrow) {
@@ -208,15 +179,21 @@ impl Elements {
 
 /// Applies `f` to up to three operands, element by element.
 #[inline]
-fn map(cx: &mut Cx<'_, '_>, shape: Shape, d: Dst, s: &[Src], f: impl Fn([u32; 3]) -> u32) {
-    let m = cx.m;
-    if shape.format.width() == 32 && shape.lanes == 2 {
+fn map(cx: &mut Cx<'_, '_>, shape: Shape, d: Dst, s: &[Src], f: impl Fn([u64; 3]) -> u64) {
+    let (m, width) = (cx.m, shape.format.width());
+    if width * shape.lanes == 64 {
         let mut v = [[0u64; 32]; 3];
         for (v, s) in v.iter_mut().zip(s) {
             *v = cx.w.regs.r64(*s, m);
         }
-        let half = |i: usize, shift: u32| u64::from(f(v.map(|v| (v[i] >> shift) as u32)));
-        cx.w.regs.w64(d, m, &std::array::from_fn(|i| half(i, 0) | half(i, 32) << 32));
+        let part = |l: usize, shift: u32| f(v.map(|v| v[l] >> shift & u64::MAX >> (64 - width)));
+        let lane = |l: usize| match shape.lanes {
+            2 => part(l, 0) | part(l, 32) << 32,
+            // Binary64 is slow: lanes that do not execute it need no result.
+            _ if m >> l & 1 != 0 => part(l, 0),
+            _ => 0,
+        };
+        cx.w.regs.w64(d, m, &std::array::from_fn(lane));
         return;
     }
     let mut v = [[0u32; 32]; 3];
@@ -230,10 +207,10 @@ fn map(cx: &mut Cx<'_, '_>, shape: Shape, d: Dst, s: &[Src], f: impl Fn([u32; 3]
         }
     }
     let r: [u32; 32] = if shape.lanes == 2 {
-        let half = |i: usize, shift: u32| f(v.map(|v| v[i] >> shift & 0xffff));
-        std::array::from_fn(|i| half(i, 0) | half(i, 16) << 16)
+        let half = |l: usize, shift: u32| f(v.map(|v| u64::from(v[l] >> shift & 0xffff))) as u32;
+        std::array::from_fn(|l| half(l, 0) | half(l, 16) << 16)
     } else {
-        std::array::from_fn(|i| f([v[0][i], v[1][i], v[2][i]]))
+        std::array::from_fn(|l| f([v[0][l], v[1][l], v[2][l]].map(u64::from)) as u32)
     };
     cx.w.regs.w32(d, m, &r);
 }

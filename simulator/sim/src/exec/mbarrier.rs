@@ -330,7 +330,7 @@ fn change(
         let at = || launch.describe_shared(rank, offset);
         let user = cx.user(l);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
-        states[l] = b.state.state();
+        states[l] = b.state.to_bits();
         if let Some(Arrival { view: Some(view), reach, .. }) = &arrival {
             let mut view = view.clone();
             let same = lanes(cx.m).filter(|&k| addresses[k] == addresses[l]).fold(0, |m, k| m | 1 << k);

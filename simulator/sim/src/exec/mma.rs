@@ -54,15 +54,19 @@ pub(super) fn types<'a>(i: &mut Ins<'a>) -> Vec<&'a str> {
     i.ast.modifiers.iter().map(|m| m.as_str()).filter(|m| known(m)).collect()
 }
 
-/// How products of these types of D, A and B are summed.
-pub(super) fn sums(i: &Ins<'_>, [d, a, b]: [&str; 3]) -> Decoded<(Accumulator, [Element; 2])> {
-    let sums = match d {
+/// What sums of this type are; `None`: f64.
+pub(super) fn accumulator(ty: &str) -> Option<Accumulator> {
+    match ty {
         "f32" => Some(Accumulator::F32),
         "f16" => Some(Accumulator::F16),
         "s32" => Some(Accumulator::S32),
         _ => None,
-    };
-    match (sums, element(a), element(b)) {
+    }
+}
+
+/// How products of these types of D, A and B are summed.
+pub(super) fn sums(i: &Ins<'_>, [d, a, b]: [&str; 3]) -> Decoded<(Accumulator, [Element; 2])> {
+    match (accumulator(d), element(a), element(b)) {
         (Some(sums), Some(a), Some(b)) => Ok((sums, [a, b])),
         _ => i.error(format!("no product of .{a} and .{b} into .{d}")),
     }

@@ -8,7 +8,7 @@ use crate::machine::groups::{OpId, Share};
 use crate::machine::regs::Lock;
 use crate::semantics::dot::{Family, Generation, Product, Shape};
 use crate::semantics::element::Element;
-use crate::semantics::fragment::{wgmma_a, wgmma_d};
+use crate::semantics::fragment::{fragment_a, fragment_c};
 use crate::semantics::instr_desc::Accumulator;
 use crate::semantics::smem_desc::{Major, SmemDesc};
 
@@ -291,7 +291,7 @@ fn compute(
         let A::Registers(regs) = &op.a else { return Vec::new() };
         let bits = op.elements[0].bits();
         gather(&rows(regs), bits, op.elements[0], 16 * k, |l, i| {
-            let (row, kk) = wgmma_a(bits, 0, l, i);
+            let (row, kk) = fragment_a(bits, (16, op.k), l, i);
             row as usize * k + kk as usize
         })
     });
@@ -299,7 +299,7 @@ fn compute(
         a.iter_mut().for_each(|x| *x = -*x);
     }
     let place = |l, i| {
-        let (row, col) = wgmma_d(0, l, i);
+        let (row, col) = fragment_c((16, op.n), l, i);
         row as usize * n + col as usize
     };
     let bits = op.sums.bits();

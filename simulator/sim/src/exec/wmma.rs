@@ -1,42 +1,16 @@
 //! `wmma`: the warp matrix instructions of `nvcuda::wmma`. PTX ISA 9.7.14.4. Fragments are those of `mma`, several in a row
 //! (`semantics::fragment`).
 
-use super::mma::{Mma, element, shape_of};
+use super::mma::{Mma, accumulator, element, shape_of, types};
 use super::*;
 use crate::semantics::element::Element;
 use crate::semantics::fragment::{elements_per_lane, fragment_a, fragment_b, fragment_c};
-use crate::semantics::instr_desc::Accumulator;
 
-/// The type of a matrix's elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Number {
-    /// A type of A and B, or f16 of C and D.
-    Element(Element),
-    /// `.f32`, of C and D.
-    F32,
-    /// `.s32`, of C and D.
-    S32,
-    F64,
-}
-
-impl Number {
-    /// Bits of an element, in memory and in registers.
-    pub const fn bits(self) -> u32 {
-        match self {
-            Number::Element(e) => e.bits(),
-            Number::F32 | Number::S32 => 32,
-            Number::F64 => 64,
-        }
-    }
-
-    /// The type of sums; `None`: f64.
-    fn sum(self) -> Option<Accumulator> {
-        match self {
-            Number::F64 => None,
-            Number::S32 => Some(Accumulator::S32),
-            Number::F32 => Some(Accumulator::F32),
-            Number::Element(_) => Some(Accumulator::F16),
-        }
+/// Bits of an element of this type, in memory and in registers.
+fn bits(ty: &str) -> u32 {
+    match ty {
+        "f64" => 64,
+        _ => element(ty).map_or(32, Element::bits),
     }
 }
 
@@ -67,8 +41,8 @@ struct Matrix {
     pub role: Role,
     /// M, N, K.
     pub shape: [u32; 3],
-    /// Its elements.
-    pub number: Number,
+    /// Bits of its elements.
+    pub bits: u32,
     /// Rows are contiguous, rather than columns.
     pub by_rows: bool,
     /// Address of element (0, 0).
@@ -77,30 +51,20 @@ struct Matrix {
     pub stride: Option<Src>,
 }
 
-fn number(name: &str) -> Option<Number> {
-    match name {
-        "f32" => Some(Number::F32),
-        "s32" => Some(Number::S32),
-        "f64" => Some(Number::F64),
-        _ => element(name).filter(|e| e.bits() >= 8).map(Number::Element),
-    }
-}
-
 /// Registers of a fragment. A and B of f16 always take eight: what is over repeats the first ones.
-fn registers(role: Role, shape: [u32; 3], number: Number) -> usize {
+fn registers(role: Role, shape: [u32; 3], ty: &str) -> usize {
     let (rows, cols) = role.extent(shape);
-    match (role, number) {
-        (Role::A | Role::B, Number::Element(Element::F16)) => 8,
-        (_, Number::F64) => (rows * cols / 32) as usize,
-        _ => (rows * cols * number.bits() / 32 / 32) as usize,
+    match (role, ty) {
+        (Role::A | Role::B, "f16") => 8,
+        _ => (rows * cols / 32 * bits(ty) / bits(ty).max(32)) as usize,
     }
 }
 
 /// The type by which registers are read.
-fn register_type(number: Number) -> Type {
-    match number {
-        Number::F64 => Type::F64,
-        Number::F32 => Type::F32,
+fn register_type(ty: &str) -> Type {
+    match ty {
+        "f64" => Type::F64,
+        "f32" => Type::F32,
         _ => Type::B32,
     }
 }
@@ -113,35 +77,31 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     if ![[16, 16, 16], [32, 8, 16], [8, 32, 16], [16, 16, 8], [8, 8, 4]].contains(&shape) {
         return i.error("only the shapes m16n16k16, m32n8k16, m8n32k16, m16n16k8 and m8n8k4 are executed");
     }
-    // An occurrence counts as understood once; types repeat, so they are read from the tree.
-    let numbers: Vec<Number> = i.ast.modifiers.iter().filter_map(|m| number(m)).collect();
-    i.ignore_if(|m| number(m).is_some());
-    let expect = |i: &Ins<'_>, role: Role, n: Number, found: usize| -> Decoded<()> {
-        let want = registers(role, shape, n);
+    let types = types(i);
+    let expect = |i: &Ins<'_>, role: Role, ty: &str, found: usize| -> Decoded<()> {
+        let want = registers(role, shape, ty);
         if want == found { Ok(()) } else { i.error(format!("{role:?} has {found} registers, needs {want}")) }
     };
     if !load && !store {
         i.ignore(&["row", "col"]);
-        let half = Element::F16;
-        let numbers = match numbers[..] {
-            [d, c] => [d, Number::Element(half), c],
+        let [of_d, ab, of_c] = match types[..] {
+            [d, c] => [d, "f16", c],
             [d, a, b, c] if a == b => [d, a, c],
             _ => return i.error("needs the types of D and C, or of D, A, B and C, with A like B"),
         };
-        let [of_d, ab, of_c] = numbers;
         let [d, mut a, mut b] = [i.regs(0)?, i.regs(1)?, i.regs(2)?];
         let c = i.srcs(3, register_type(of_c))?;
         let found = [(Role::C, of_d, d.len()), (Role::A, ab, a.len()), (Role::B, ab, b.len())];
-        for (role, n, found) in found.into_iter().chain([(Role::C, of_c, c.len())]) {
-            expect(i, role, n, found)?;
+        for (role, ty, found) in found.into_iter().chain([(Role::C, of_c, c.len())]) {
+            expect(i, role, ty, found)?;
         }
-        let (elements, sums) = match (ab, of_c.sum(), of_d.sum()) {
-            (Number::Element(e), Some(c), Some(d)) => ([e; 2], Some([c, d])),
-            (Number::F64, None, None) => ([half; 2], None),
+        let (elements, sums) = match (element(ab), accumulator(of_c), accumulator(of_d)) {
+            (Some(e), Some(c), Some(d)) => ([e; 2], Some([c, d])),
+            (None, None, None) => ([Element::F16; 2], None),
             _ => return i.error("these types do not go together"),
         };
         // What is over of A and B repeats the first registers.
-        let container = ab.bits();
+        let container = bits(ab);
         let used = |elements: u32| (elements * container / 32).div_ceil(container.max(32)) as usize;
         let [m, n, k] = shape;
         a.truncate(used(m * k));
@@ -151,27 +111,42 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
     let role = i.need("a matrix", &[("a", Role::A), ("b", Role::B), ("c", Role::C), ("d", Role::C)])?;
     let by_rows = i.need("a layout", &[("row", true), ("col", false)])?;
     let space = i.space();
-    let [number] = numbers[..] else { return i.error("needs one type of elements") };
+    let [ty] = types[..] else { return i.error("needs one type of elements") };
     let (fragment, memory) = if load { (0, 1) } else { (1, 0) };
     let stride = i.optional(2, Type::U32)?;
-    let matrix = Matrix { role, shape, number, by_rows, address: i.addr(memory, space)?, stride };
+    let matrix = Matrix { role, shape, bits: bits(ty), by_rows, address: i.addr(memory, space)?, stride };
     Ok(if load {
         let d = i.regs(fragment)?;
-        expect(i, role, number, d.len())?;
+        expect(i, role, ty, d.len())?;
         Op::aligned(move |cx| matrix.load(cx, &d))
     } else {
-        let s = i.srcs(fragment, register_type(number))?;
-        expect(i, role, number, s.len())?;
+        let s = i.srcs(fragment, register_type(ty))?;
+        expect(i, role, ty, s.len())?;
         Op::aligned(move |cx| matrix.store(cx, &s))
     })
 }
 
 impl Matrix {
+    /// Elements in one register.
+    fn per_register(&self) -> usize {
+        (32 / self.bits).max(1) as usize
+    }
+
+    /// `(row, column)` of element `i` of a lane's fragment.
+    fn place(&self, lane: u32, i: u32) -> (u32, u32) {
+        let [m, n, k] = self.shape;
+        match self.role {
+            Role::A => fragment_a(self.bits, (m, k), lane, i),
+            Role::B => fragment_b(self.bits, k, lane, i),
+            Role::C => fragment_c((m, n), lane, i),
+        }
+    }
+
     fn load(&self, cx: &mut Cx<'_, '_>, d: &[Reg]) -> Result<()> {
         cx.together = Some(Lanes::Several);
         let at = addresses(self, cx)?;
-        let bytes = (self.number.bits() / 8) as usize;
-        let per = per_register(self.number);
+        let bytes = (self.bits / 8) as usize;
+        let per = self.per_register();
         let mut rows = vec![[0u64; 32]; at.len() / per];
         for (i, from) in at.iter().enumerate() {
             for l in lanes(FULL) {
@@ -191,7 +166,7 @@ impl Matrix {
         let at = addresses(self, cx)?;
         let rows: Vec<[u64; 32]> = s.iter().map(|s| cx.w.regs.r64(*s, FULL)).collect();
         cx.defined()?;
-        let (bits, per) = (self.number.bits() as usize, per_register(self.number));
+        let (bits, per) = (self.bits as usize, self.per_register());
         for (i, to) in at.iter().enumerate() {
             for l in lanes(FULL) {
                 let value = (rows[i / per][l] >> (bits * (i % per))).to_le_bytes();
@@ -199,21 +174,6 @@ impl Matrix {
             }
         }
         Ok(())
-    }
-}
-
-/// Elements in one register.
-fn per_register(number: Number) -> usize {
-    (32 / number.bits()).max(1) as usize
-}
-
-/// `(row, column)` of element `i` of a lane's fragment.
-fn place(role: Role, shape: [u32; 3], number: Number, lane: u32, i: u32) -> (u32, u32) {
-    let [m, n, k] = shape;
-    match role {
-        Role::A => fragment_a(number.bits(), (m, k), lane, i),
-        Role::B => fragment_b(number.bits(), k, lane, i),
-        Role::C => fragment_c((m, n), lane, i),
     }
 }
 
@@ -227,9 +187,9 @@ fn addresses(x: &Matrix, cx: &mut Cx<'_, '_>) -> Result<Vec<[u64; 32]>> {
         None => u64::from(if x.by_rows { cols } else { rows }),
     };
     cx.defined()?;
-    let bytes = u64::from(x.number.bits() / 8);
+    let bytes = u64::from(x.bits / 8);
     let address = |lane: usize, i: u32| {
-        let (row, col) = place(x.role, x.shape, x.number, lane as u32, i);
+        let (row, col) = x.place(lane as u32, i);
         let (major, minor) = if x.by_rows { (row, col) } else { (col, row) };
         base[lane].wrapping_add((u64::from(major) * stride + u64::from(minor)) * bytes)
     };
@@ -249,7 +209,7 @@ mod tests {
 
     #[test]
     fn fragments_take_the_registers_the_isa_lists_exact() {
-        let count = |role, shape, name| registers(role, shape, number(name).unwrap());
+        let count = registers;
         assert_eq!(count(Role::A, [8, 32, 16], "f16"), 8);
         assert_eq!(count(Role::C, [16, 16, 16], "f16"), 4);
         assert_eq!(count(Role::A, [8, 32, 16], "bf16"), 2);

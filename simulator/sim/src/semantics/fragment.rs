@@ -49,24 +49,9 @@ pub const fn mma_c(lane: u32, i: u32) -> (u32, u32) {
     (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2)
 }
 
-/// `(row, k)` of element `i` of A in registers of `wgmma.m64nNkK`, for `warp` 0..4 of the warpgroup.
-/// PTX ISA 9.7.15.5.1.1: four `mma.m16n8kK` fragments, one per warp.
-#[inline]
-pub const fn wgmma_a(bits: u32, warp: u32, lane: u32, i: u32) -> (u32, u32) {
-    let (row, k) = mma_a(bits, 16, lane, i);
-    (16 * warp + row, k)
-}
-
-/// `(row, column)` of element `i` (0..N/2) of D of `wgmma.m64nNkK`, for `warp` 0..4 of the warpgroup. f32 and
-/// s32: one register each; f16: two to a register, the lower column in the low half. PTX ISA 9.7.15.5.1.1.
-#[inline]
-pub const fn wgmma_d(warp: u32, lane: u32, i: u32) -> (u32, u32) {
-    let (row, col) = mma_c(lane, i % 4);
-    (16 * warp + row, 8 * (i / 4) + col)
-}
-
-/// `(row, k)` of element `i` of A of `mma.mMnNkK` and `wmma.mMnNkK`. The ISA leaves the fragments of `wmma` open
-/// (9.7.14.4.1); here, as on chips, they are those of `mma` of up to 16 rows, one after the other.
+/// `(row, k)` of element `i` of A of `mma.mMnNkK` and `wmma.mMnNkK`, and of the 16 rows that a warp has of `wgmma.m64nNkK`
+/// (9.7.15.5.1.1). The ISA leaves the fragments of `wmma` open (9.7.14.4.1); here, as on chips, they are those of `mma` of up
+/// to 16 rows, one after the other.
 #[inline]
 pub const fn fragment_a(bits: u32, (m, k): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
     let rows = if m < 16 { m } else { 16 };

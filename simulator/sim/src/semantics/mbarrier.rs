@@ -47,8 +47,9 @@ impl Mbarrier {
         Ok(Mbarrier { phase: 0, pending: count, expected: count, tx_count: 0 })
     }
 
-    /// The object's 64 bits: phase parity in bit 63, "initialised" in bit 62, then tx-count (21 bits, two's
-    /// complement), expected and pending (20 each, one bit free). Never all zero, never all one.
+    /// The object's 64 bits, which an arrival returns as the opaque `state` before it (PTX ISA 9.7.13.15.13): phase parity in
+    /// bit 63, "initialised" in bit 62, then tx-count (21 bits, two's complement), expected and pending (20 each, one bit
+    /// free). Never all zero, never all one.
     pub fn to_bits(self) -> u64 {
         (self.phase & 1) << 63
             | 1 << 62
@@ -157,11 +158,6 @@ impl Mbarrier {
         self.phase & 1 != parity as u64 & 1
     }
 
-    /// The opaque `state` an arrival returns, taken before it (PTX ISA 9.7.13.15.13).
-    pub fn state(self) -> u64 {
-        self.to_bits()
-    }
-
     /// `mbarrier.{test_wait,try_wait}` with a `state` (PTX ISA 9.7.13.15.16): whether the phase it was taken
     /// in is complete. States of any but the current and the last phase are undefined to use.
     pub fn test_state(self, state: u64) -> bool {
@@ -213,7 +209,7 @@ mod tests {
     fn an_empty_barrier_counts_arrivals_per_phase() {
         let mut b = Mbarrier::init(3).unwrap();
         for phase in 0..6 {
-            let state = b.state();
+            let state = b.to_bits();
             assert_eq!(Mbarrier::pending_count(state), 3);
             assert_eq!(b.phase, phase);
             b = next(b.arrive(2), false);

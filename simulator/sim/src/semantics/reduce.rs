@@ -6,7 +6,7 @@
 
 use super::float::arith::{self, MinMax, Mode};
 use super::float::int::IntType;
-use super::float::{BF16, F16, F32, Format, Round, f64_ops};
+use super::float::{BF16, F16, F32, F64};
 use super::misuse::invalid;
 use crate::names::modifiers;
 use crate::trap::Fault;
@@ -45,10 +45,10 @@ impl Reduction {
             (Type::U32, Dec) => old - 1,
             (Type::F16, Min | Max) => arith::min_max(F16, old, operand, minmax),
             (Type::Bf16, Min | Max) => arith::min_max(BF16, old, operand, minmax),
-            (Type::F16, Add) => float_add(F16, old, operand, false),
-            (Type::Bf16, Add) => float_add(BF16, old, operand, false),
-            (Type::F32, Add) => float_add(F32, old, operand, flush),
-            (Type::F64, Add) => f64_ops::add(old, operand, Round::NearestEven),
+            (Type::F16, Add) => arith::add(F16, old, operand, Mode::default()),
+            (Type::Bf16, Add) => arith::add(BF16, old, operand, Mode::default()),
+            (Type::F32, Add) => arith::add(F32, old, operand, Mode { ftz: flush, ..Mode::default() }),
+            (Type::F64, Add) => arith::add(F64, old, operand, Mode::default()),
             (Type::U32 | Type::S32 | Type::U64 | Type::S64, _) => {
                 let ty = IntType { bits: ty.bits(), signed: ty.is_signed() };
                 return int(ty, self, old, operand);
@@ -57,10 +57,6 @@ impl Reduction {
         };
         Ok(value)
     }
-}
-
-fn float_add(format: Format, old: u64, operand: u64, ftz: bool) -> u64 {
-    arith::add(format, old as u32, operand as u32, Mode { ftz, ..Mode::default() }) as u64
 }
 
 fn int(ty: IntType, op: Reduction, old: u64, operand: u64) -> Result<u64, Fault> {

@@ -21,7 +21,7 @@
 
 use super::misuse::{invalid, not_modelled, require};
 use crate::trap::Fault;
-use dualgemm_ptx::layout::TensorSwizzle as Swizzle;
+use dualgemm_ptx::layout::Swizzle;
 
 /// Which dimension of a multiplicand is contiguous in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 
 use super::{Host, e2m1, e4m3};
 use dualgemm_device::{Args, Device};
-use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 use dualgemm_sim::{Card, Config};
 
 const PTX: &str = include_str!("../ptx/sm100a_nvfp4_tile.ptx");
@@ -30,10 +30,8 @@ fn run(seed: u64, ptx: &str) -> Result<Vec<f32>, String> {
         let whole = (rows.into(), columns.into());
         host.gpu.tensor_map(&TensorMap::matrix(ty, at, whole, pitch, (rows, columns), swizzle)).unwrap()
     };
-    let codes =
-        |seed| map(bytes(128 * 128, seed, 255), TensorDataType::U8, (128, 128), 128, TensorSwizzle::B128);
-    let scales =
-        |seed| map(bytes(2048, seed, 0x50), TensorDataType::U64, (1, 256), 2048, TensorSwizzle::None);
+    let codes = |seed| map(bytes(128 * 128, seed, 255), TensorDataType::U8, (128, 128), 128, Swizzle::B128);
+    let scales = |seed| map(bytes(2048, seed, 0x50), TensorDataType::U64, (1, 256), 2048, Swizzle::None);
     let maps = [codes(1), codes(2), scales(3), scales(4)];
     let d = host.gpu.alloc(128 * 32).unwrap();
     let args = maps.into_iter().fold(Args::new(), Args::tensor_map).ptr(d);

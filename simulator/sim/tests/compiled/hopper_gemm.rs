@@ -6,7 +6,7 @@
 
 use super::{Host, e2m1, e4m3};
 use dualgemm_device::{Args, Device, LaunchSpec};
-use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 use dualgemm_sim::Config;
 use half::f16;
 
@@ -128,7 +128,7 @@ fn run(
         (p.m as u64, p.k as u64),
         p.k as u64 * 2,
         (tokens as u32, 64),
-        TensorSwizzle::B128,
+        Swizzle::B128,
     );
     let stage = blocks_per_stage * tokens * 128 + groups * blocks_per_stage * CHUNK;
     let pitch = groups * 64 + 16;

@@ -3,7 +3,7 @@
 
 use super::Host;
 use dualgemm_device::{Args, Device, DevicePtr};
-use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 use dualgemm_sim::Config;
 use half::{bf16, f16};
 
@@ -188,7 +188,7 @@ fn tiles_by_tma_of_the_library_exact() {
     let x = values(64 * 96, 0);
     let (dx, out) = (h.ints(&x), h.ints(vec![0; 64 * 96]));
     let map = |at: DevicePtr| {
-        let map = TensorMap::matrix(TensorDataType::S32, at.0, (64, 96), 384, (32, 32), TensorSwizzle::None);
+        let map = TensorMap::matrix(TensorDataType::S32, at.0, (64, 96), 384, (32, 32), Swizzle::None);
         h.gpu.tensor_map(&map).unwrap()
     };
     h.run("tma_tiles", [3, 2], 64, 0, Args::new().tensor_map(map(dx)).tensor_map(map(out)));
@@ -206,7 +206,7 @@ fn warpgroups_with_roles_multiply_from_shared_memory_exact() {
     let (da, db, dc) = (upload(&a), upload(&b), h.ints(vec![0; 128 * 64]));
     let map = |at: DevicePtr, rows: u32| {
         let size = (u64::from(rows), k as u64);
-        let swizzle = TensorSwizzle::B128;
+        let swizzle = Swizzle::B128;
         let map = TensorMap::matrix(TensorDataType::F16, at.0, size, 2 * k as u64, (rows, 64), swizzle);
         h.gpu.tensor_map(&map).unwrap()
     };

@@ -1,8 +1,6 @@
 //! The driver's enumerations: what a tensor map's elements are and how its boxes lie in shared memory. Numbers are those
 //! of `cuda.h` <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
 
-use crate::layout::Swizzle;
-
 macro_rules! driver_enum {
     ($(#[$meta:meta])* $name:ident { $($variant:ident = $value:literal $doc:literal,)* }) => {
         $(#[$meta])*
@@ -81,7 +79,7 @@ driver_enum! {
 
 driver_enum! {
     /// `CUtensorMapSwizzle`: how chunks are permuted in shared memory.
-    TensorSwizzle {
+    Swizzle {
         None = 0 "Not.",
         B32 = 1 "16-byte chunks within 32 bytes.",
         B64 = 2 "16-byte chunks within 64 bytes.",
@@ -92,7 +90,7 @@ driver_enum! {
     }
 }
 
-impl TensorSwizzle {
+impl Swizzle {
     /// Where the byte at unswizzled shared address `address` lies: PTX ISA 5.5.7 as one XOR of the absolute address, by
     /// which a start that is not aligned to the pattern gets what the ISA's "base offset" formula says. An involution
     /// that moves whole atoms.
@@ -102,13 +100,13 @@ impl TensorSwizzle {
         let line = address >> 7;
         address
             ^ match self {
-                TensorSwizzle::None => 0,
-                TensorSwizzle::B32 => (line & 1) << 4,
-                TensorSwizzle::B64 => (line & 3) << 4,
-                TensorSwizzle::B128 => (line & 7) << 4,
-                TensorSwizzle::B128Atom32 => (line & 3) << 5,
-                TensorSwizzle::B128Atom32Flip8 => (line & 3) << 5 | (line & 1) << 3,
-                TensorSwizzle::B128Atom64 => (line & 1) << 6,
+                Swizzle::None => 0,
+                Swizzle::B32 => (line & 1) << 4,
+                Swizzle::B64 => (line & 3) << 4,
+                Swizzle::B128 => (line & 7) << 4,
+                Swizzle::B128Atom32 => (line & 3) << 5,
+                Swizzle::B128Atom32Flip8 => (line & 3) << 5 | (line & 1) << 3,
+                Swizzle::B128Atom64 => (line & 1) << 6,
             }
     }
 
@@ -117,9 +115,9 @@ impl TensorSwizzle {
     #[inline]
     pub const fn span(self) -> u32 {
         match self {
-            TensorSwizzle::None => 16,
-            TensorSwizzle::B32 => 32,
-            TensorSwizzle::B64 => 64,
+            Swizzle::None => 16,
+            Swizzle::B32 => 32,
+            Swizzle::B64 => 64,
             _ => 128,
         }
     }
@@ -128,8 +126,8 @@ impl TensorSwizzle {
     #[inline]
     pub const fn atom(self) -> u32 {
         match self {
-            TensorSwizzle::B128Atom32 | TensorSwizzle::B128Atom32Flip8 => 32,
-            TensorSwizzle::B128Atom64 => 64,
+            Swizzle::B128Atom32 | Swizzle::B128Atom32Flip8 => 32,
+            Swizzle::B128Atom64 => 64,
             _ => 16,
         }
     }
@@ -138,21 +136,10 @@ impl TensorSwizzle {
     #[inline]
     pub const fn repeat(self) -> u32 {
         match self {
-            TensorSwizzle::None => 16,
-            TensorSwizzle::B32 => 256,
-            TensorSwizzle::B64 => 512,
+            Swizzle::None => 16,
+            Swizzle::B32 => 256,
+            Swizzle::B64 => 512,
             _ => 1024,
-        }
-    }
-}
-
-impl From<Swizzle> for TensorSwizzle {
-    fn from(swizzle: Swizzle) -> TensorSwizzle {
-        match swizzle {
-            Swizzle::None => TensorSwizzle::None,
-            Swizzle::B32 => TensorSwizzle::B32,
-            Swizzle::B64 => TensorSwizzle::B64,
-            Swizzle::B128 => TensorSwizzle::B128,
         }
     }
 }
@@ -182,19 +169,19 @@ mod tests {
     /// The tables of PTX ISA 5.5.7: which 16-byte chunk of the source each place of the destination holds.
     #[test]
     fn patterns_are_the_tables_of_the_isa_exact() {
-        let tables: [(TensorSwizzle, &[&str]); 6] = [
-            (TensorSwizzle::None, &["01234567", "01234567"]),
-            (TensorSwizzle::B32, &["01234567", "10325476"]),
-            (TensorSwizzle::B64, &["01234567", "10325476", "23016745", "32107654"]),
+        let tables: [(Swizzle, &[&str]); 6] = [
+            (Swizzle::None, &["01234567", "01234567"]),
+            (Swizzle::B32, &["01234567", "10325476"]),
+            (Swizzle::B64, &["01234567", "10325476", "23016745", "32107654"]),
             (
-                TensorSwizzle::B128,
+                Swizzle::B128,
                 &[
                     "01234567", "10325476", "23016745", "32107654", "45670123", "54761032", "67452301",
                     "76543210",
                 ],
             ),
-            (TensorSwizzle::B128Atom32, &["01234567", "23016745", "45670123", "67452301"]),
-            (TensorSwizzle::B128Atom64, &["01234567", "45670123"]),
+            (Swizzle::B128Atom32, &["01234567", "23016745", "45670123", "67452301"]),
+            (Swizzle::B128Atom64, &["01234567", "45670123"]),
         ];
         for (swizzle, rows) in tables {
             for line in 0..64u32 {
@@ -210,17 +197,17 @@ mod tests {
 
     #[test]
     fn every_pattern_is_an_involution_that_keeps_atoms_whole() {
-        for &swizzle in TensorSwizzle::ALL {
+        for &swizzle in Swizzle::ALL {
             for address in 0..4096 {
                 let moved = swizzle.apply(address);
                 assert_eq!(swizzle.apply(moved), address);
                 assert_eq!(moved / swizzle.span().max(128), address / swizzle.span().max(128));
-                let flip = if swizzle == TensorSwizzle::B128Atom32Flip8 { 8 } else { 0 };
+                let flip = if swizzle == Swizzle::B128Atom32Flip8 { 8 } else { 0 };
                 assert_eq!((moved ^ address) & (swizzle.atom() - 1) & !flip, 0);
                 assert_eq!(swizzle.apply(address + swizzle.repeat()), moved + swizzle.repeat());
             }
         }
-        assert_eq!(TensorSwizzle::B128Atom32Flip8.apply(128), 128 + 32 + 8);
-        assert_eq!(TensorSwizzle::B128Atom32Flip8.apply(256), 256 + 64);
+        assert_eq!(Swizzle::B128Atom32Flip8.apply(128), 128 + 32 + 8);
+        assert_eq!(Swizzle::B128Atom32Flip8.apply(256), 256 + 64);
     }
 }

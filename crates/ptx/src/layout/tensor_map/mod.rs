@@ -7,7 +7,7 @@
 mod enums;
 mod record;
 
-pub use enums::{Interleave, L2Promotion, OutOfBounds, TensorDataType, TensorSwizzle};
+pub use enums::{Interleave, L2Promotion, OutOfBounds, Swizzle, TensorDataType};
 
 use super::{Im2col, LayoutError, require};
 
@@ -32,7 +32,7 @@ pub struct TensorMap {
     /// Interleaving.
     pub interleave: Interleave,
     /// Permutation in shared memory.
-    pub swizzle: TensorSwizzle,
+    pub swizzle: Swizzle,
     /// L2 fetch size.
     pub l2_promotion: L2Promotion,
     /// What elements outside read as.
@@ -50,7 +50,7 @@ impl TensorMap {
         (rows, columns): (u64, u64),
         row_stride: u64,
         (box_rows, box_columns): (u32, u32),
-        swizzle: impl Into<TensorSwizzle>,
+        swizzle: Swizzle,
     ) -> TensorMap {
         TensorMap {
             data_type,
@@ -60,7 +60,7 @@ impl TensorMap {
             box_dims: vec![box_columns, box_rows],
             element_strides: vec![1, 1],
             interleave: Interleave::None,
-            swizzle: swizzle.into(),
+            swizzle,
             l2_promotion: L2Promotion::B256,
             out_of_bounds: OutOfBounds::Zero,
             im2col: None,
@@ -176,11 +176,11 @@ impl TensorMap {
         if self.interleave == Interleave::None {
             let what = "box row in bits";
             require(row_bits.is_multiple_of(128), what, row_bits, "a multiple of 128 (16 bytes) needed")?;
-            let fits = self.swizzle == TensorSwizzle::None || row_bits <= self.swizzle.span() * 8;
+            let fits = self.swizzle == Swizzle::None || row_bits <= self.swizzle.span() * 8;
             require(fits, what, row_bits, "at most the swizzle span possible")?;
         }
         require(
-            self.interleave != Interleave::B32 || self.swizzle == TensorSwizzle::B32,
+            self.interleave != Interleave::B32 || self.swizzle == Swizzle::B32,
             "tensor map swizzle",
             format!("{:?}", self.swizzle),
             "B32 needed with 32-byte interleave",
@@ -191,11 +191,11 @@ impl TensorMap {
             format!("{:?}", self.interleave),
             "none possible for six-bit values",
         )?;
-        let padded_swizzles = [TensorSwizzle::None, TensorSwizzle::B128, TensorSwizzle::B128Atom32];
+        let padded_swizzles = [Swizzle::None, Swizzle::B128, Swizzle::B128Atom32];
         require(
             !padded
                 || padded_swizzles.contains(&self.swizzle)
-                || self.data_type == TensorDataType::U6Align16 && self.swizzle == TensorSwizzle::B128Atom64,
+                || self.data_type == TensorDataType::U6Align16 && self.swizzle == Swizzle::B128Atom64,
             "tensor map swizzle",
             format!("{:?}", self.swizzle),
             "none or a 128-byte mode the padded type supports needed",
@@ -212,7 +212,6 @@ impl TensorMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Swizzle;
 
     fn good() -> TensorMap {
         TensorMap::matrix(TensorDataType::F16, 0x1000, (100, 72), 144, (64, 64), Swizzle::B128)

@@ -1,11 +1,22 @@
 //! The 128 bytes that stand for a tensor map in the simulator, where the driver's own are opaque.
 
-use super::{
-    Interleave, L2Promotion, OutOfBounds, TENSOR_MAP_BYTES, TensorDataType, TensorMap, TensorSwizzle,
-};
+use super::{Interleave, L2Promotion, OutOfBounds, Swizzle, TENSOR_MAP_BYTES, TensorDataType, TensorMap};
 use crate::layout::{Im2col, LayoutError, require};
 
 const MAGIC: &[u8; 8] = b"tensmap1";
+
+/// Writes numbers of `width` bytes, one behind the other.
+fn put(bytes: &mut [u8], width: usize, numbers: impl IntoIterator<Item = u64>) {
+    for (place, number) in bytes.chunks_exact_mut(width).zip(numbers) {
+        place.copy_from_slice(&number.to_le_bytes()[..width]);
+    }
+}
+
+/// The first `count` of the numbers that [`put`] wrote.
+fn get(bytes: &[u8], width: usize, count: usize) -> impl Iterator<Item = u64> {
+    let number = |place: &[u8]| place.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
+    bytes.chunks_exact(width).take(count).map(number)
+}
 
 impl TensorMap {
     /// The simulator's record of the arguments, in little-endian order: "tensmap1", five enumerations and the
@@ -23,23 +34,15 @@ impl TensorMap {
             self.l2_promotion as u8,
             self.out_of_bounds as u8,
         ]);
-        bytes[16..24].copy_from_slice(&self.address.to_le_bytes());
-        for (i, dim) in self.dims.iter().enumerate() {
-            bytes[24 + 8 * i..][..8].copy_from_slice(&dim.to_le_bytes());
-        }
-        for (i, stride) in self.strides.iter().enumerate() {
-            bytes[64 + 8 * i..][..8].copy_from_slice(&stride.to_le_bytes());
-        }
-        for (i, extent) in self.box_dims.iter().enumerate() {
-            bytes[96 + 2 * i..][..2].copy_from_slice(&(*extent as u16).to_le_bytes());
-        }
-        for (i, step) in self.element_strides.iter().enumerate() {
-            bytes[106 + i] = *step as u8;
-        }
+        put(&mut bytes[16..], 8, [self.address]);
+        put(&mut bytes[24..], 8, self.dims.iter().copied());
+        put(&mut bytes[64..], 8, self.strides.iter().copied());
+        put(&mut bytes[96..], 2, self.box_dims.iter().map(|&extent| extent.into()));
+        put(&mut bytes[106..], 1, self.element_strides.iter().map(|&step| step.into()));
         if let Some(im2col) = &self.im2col {
             bytes[14] = 1;
-            bytes[112..118].copy_from_slice(&Im2col::to_bytes(&im2col.lower));
-            bytes[118..124].copy_from_slice(&Im2col::to_bytes(&im2col.upper));
+            put(&mut bytes[112..], 2, im2col.lower.iter().map(|&at| at as u64));
+            put(&mut bytes[118..], 2, im2col.upper.iter().map(|&at| at as u64));
         }
         Ok(bytes)
     }
@@ -56,29 +59,23 @@ impl TensorMap {
             value: bytes[i].to_string(),
             rule: "a value of the driver's enumeration needed",
         };
-        let u64_at = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
         let rank = bytes[9] as usize;
         require((1..=5).contains(&rank), "tensor map rank", rank, "1 to 5 possible")?;
-        let corners = |at: usize| Im2col::from_bytes(&bytes[at..at + 6], rank.saturating_sub(2));
-        let im2col = (bytes[14] != 0).then(|| Im2col { lower: corners(112), upper: corners(118) });
+        let numbers = |at: usize, count| get(&bytes[at..], 2, count).map(|number| number as u32);
+        let corner = |at: usize| numbers(at, rank.saturating_sub(2)).map(|at| i32::from(at as i16)).collect();
+        let im2col = (bytes[14] != 0).then(|| Im2col { lower: corner(112), upper: corner(118) });
         let map = TensorMap {
             data_type: TensorDataType::from_code(bytes[8]).ok_or_else(|| code(8, "tensor map data type"))?,
             interleave: Interleave::from_code(bytes[10]).ok_or_else(|| code(10, "tensor map interleave"))?,
-            swizzle: TensorSwizzle::from_code(bytes[11]).ok_or_else(|| code(11, "tensor map swizzle"))?,
+            swizzle: Swizzle::from_code(bytes[11]).ok_or_else(|| code(11, "tensor map swizzle"))?,
             l2_promotion: L2Promotion::from_code(bytes[12])
                 .ok_or_else(|| code(12, "tensor map L2 promotion"))?,
             out_of_bounds: OutOfBounds::from_code(bytes[13]).ok_or_else(|| code(13, "out-of-bounds fill"))?,
-            address: u64_at(16),
-            dims: (0..rank).map(|i| u64_at(24 + 8 * i)).collect(),
-            strides: (0..rank - 1).map(|i| u64_at(64 + 8 * i)).collect(),
-            box_dims: (0..if im2col.is_some() { 2 } else { rank })
-                .map(|i| u32::from(u16::from_le_bytes([bytes[96 + 2 * i], bytes[97 + 2 * i]])))
-                .collect(),
-            element_strides: (0..rank).map(|i| u32::from(bytes[106 + i])).collect(),
+            address: get(&bytes[16..], 8, 1).sum(),
+            dims: get(&bytes[24..], 8, rank).collect(),
+            strides: get(&bytes[64..], 8, rank - 1).collect(),
+            box_dims: numbers(96, if im2col.is_some() { 2 } else { rank }).collect(),
+            element_strides: bytes[106..][..rank].iter().map(|&step| step.into()).collect(),
             im2col,
         };
         map.validate()?;
@@ -89,7 +86,6 @@ impl TensorMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Swizzle;
 
     fn good() -> TensorMap {
         TensorMap::matrix(TensorDataType::F16, 0x1000, (100, 72), 144, (64, 64), Swizzle::B128)
@@ -105,7 +101,7 @@ mod tests {
             box_dims: vec![32, 256, 1, 2, 3],
             element_strides: vec![1, 2, 3, 4, 8],
             out_of_bounds: OutOfBounds::Nan,
-            swizzle: TensorSwizzle::B64,
+            swizzle: Swizzle::B64,
             ..map
         };
         assert_eq!(TensorMap::from_bytes(&five.to_bytes().unwrap()), Ok(five));

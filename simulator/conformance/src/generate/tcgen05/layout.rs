@@ -37,13 +37,16 @@ pub fn access(shape: &str, num: u32) -> (Modes, Modes, u32) {
     }
 }
 
+/// The swizzles of matrices whose elements lie in 16-byte units.
+pub const SWIZZLES: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+
 /// Bits 61 to 63 of a descriptor.
 fn code(swizzle: Swizzle) -> u32 {
     match swizzle {
         Swizzle::None => 0,
         Swizzle::B32 => 6,
         Swizzle::B64 => 4,
-        Swizzle::B128 => 2,
+        _ => 2,
     }
 }
 
@@ -53,7 +56,7 @@ fn units(swizzle: Swizzle) -> u32 {
         Swizzle::None => 1,
         Swizzle::B32 => 2,
         Swizzle::B64 => 4,
-        Swizzle::B128 => 8,
+        _ => 8,
     }
 }
 

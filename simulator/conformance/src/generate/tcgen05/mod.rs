@@ -6,7 +6,7 @@
 
 mod access;
 mod issue;
-mod layout;
+pub(super) mod layout;
 mod multiply;
 mod product;
 mod transfer;

@@ -5,7 +5,7 @@
 
 use super::file;
 use super::issue::entry;
-use super::layout::{Tile, bits};
+use super::layout::{SWIZZLES, Tile, bits};
 use super::product::{Format, IMAGE, Product, SCALE_WORDS, Variant, contents, scale_contents};
 use crate::generate::Draft;
 use dualgemm_ptx::layout::Swizzle;
@@ -190,7 +190,7 @@ fn masks(count: u32) -> [u32; 8] {
 
 /// A layout of `rows` rows of an operand that stays inside its image.
 fn tile(ty: &str, rows: u32, turn: u32, transposed: bool) -> Tile {
-    let swizzle = match Swizzle::ALL[turn as usize % 4] {
+    let swizzle = match SWIZZLES[turn as usize % 4] {
         // Rows of 128 bytes would not fit.
         Swizzle::B128 if rows > 128 && !transposed => Swizzle::B64,
         swizzle => swizzle,
@@ -205,7 +205,7 @@ fn tile(ty: &str, rows: u32, turn: u32, transposed: bool) -> Tile {
             Swizzle::None => Tile { swizzle, transposed, start: 256, lbo: 128, sbo: 256 },
             Swizzle::B32 => Tile { swizzle, transposed, start: 0, lbo: 16, sbo: 256 },
             Swizzle::B64 => Tile { swizzle, transposed, start: 32 * (turn / 4 % 2), lbo: 16, sbo: 512 },
-            Swizzle::B128 => Tile { swizzle, transposed, start: 32 * (turn / 4 % 4), lbo: 16, sbo: 1024 },
+            _ => Tile { swizzle, transposed, start: 32 * (turn / 4 % 4), lbo: 16, sbo: 1024 },
         };
     }
     // K rows of 16 bytes, 8 to a group; SBO and LBO go one way or the other.
@@ -215,7 +215,7 @@ fn tile(ty: &str, rows: u32, turn: u32, transposed: bool) -> Tile {
         Swizzle::None => Tile { swizzle, transposed, start: 0, lbo: 128, sbo: 128 * k_groups },
         Swizzle::B32 => Tile { swizzle, transposed, start: 0, lbo: 256 * k_groups, sbo: 256 },
         Swizzle::B64 => Tile { swizzle, transposed, start: 0, lbo: 512, sbo: 512 * units.div_ceil(4) },
-        Swizzle::B128 => Tile { swizzle, transposed, start: 0, lbo: 1024, sbo: 1024 * units.div_ceil(8) },
+        _ => Tile { swizzle, transposed, start: 0, lbo: 1024, sbo: 1024 * units.div_ceil(8) },
     }
 }
 

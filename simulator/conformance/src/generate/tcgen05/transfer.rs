@@ -1,6 +1,6 @@
 //! Allocation, copies from shared memory with and without decompression, shifts, commits, fences.
 
-use super::layout::Tile;
+use super::layout::{SWIZZLES, Tile};
 use super::{Entry, MIX, commit, fill, filled, handover, known, registers, wait};
 use crate::generate::Draft;
 use dualgemm_ptx::layout::Swizzle;
@@ -109,7 +109,7 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
         for (f, (format, bits)) in
             [("", 8), (".b8x16.b6x16_p32", 6), (".b8x16.b4x16_p64", 4)].into_iter().enumerate()
         {
-            for (s, swizzle) in Swizzle::ALL.into_iter().enumerate() {
+            for (s, swizzle) in SWIZZLES.into_iter().enumerate() {
                 // One layout per format, all of them without.
                 if f > 0 && s != f {
                     continue;
@@ -119,7 +119,7 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
                     (Swizzle::None, _) => (128, 256),
                     (Swizzle::B32, _) => (16, 256),
                     (Swizzle::B64, _) => (16, 512),
-                    (Swizzle::B128, _) => (16, 1024),
+                    _ => (16, 1024),
                 };
                 let start = [0, 1024, 2048][samples.len() % 3];
                 let tile = Tile { swizzle, transposed: false, start, lbo, sbo };

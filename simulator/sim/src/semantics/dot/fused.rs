@@ -3,8 +3,7 @@
 //! Two ways through the same arithmetic: whole rows of D side by side in f32 and i32, and one element at a
 //! time in f64 and i64 for what does not fit it (wide exponents of bf16 and tf32, infinities and NaNs).
 
-use super::super::float::F32;
-use super::super::float::arith::{self, Mode};
+use super::super::float::arith;
 use super::{Model, Shape, Sum, exponent, finish, not_finite, power};
 
 /// The exponent of zero: far below any other, so that a product with it never is the largest, and far enough
@@ -57,7 +56,7 @@ fn multiply_paired(model: &Model, shape: Shape, a: &[f32], b: &[f32], c: &mut [f
     let model = Model { paired: false, ..*model };
     multiply(&model, shape, &in_order_of_sums(a), &in_order_of_sums(b), &mut sums);
     for (c, sum) in c.iter_mut().zip(sums) {
-        *c = f32::from_bits(arith::add(F32, sum.to_bits(), c.to_bits(), Mode::default()));
+        *c = f32::from_bits(arith::canonical(sum + *c));
     }
 }
 

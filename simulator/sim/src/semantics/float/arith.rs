@@ -1,15 +1,15 @@
-//! Arithmetic on f32, f16 and bf16, correctly rounded in every mode.
+//! Arithmetic on f32, f64, f16 and bf16, correctly rounded in every mode.
 //!
-//! Flow: `exec/arith` calls one function per lane with register bits. PTX ISA 9.7.3 (f32), 9.7.4 (f16, bf16),
+//! Flow: `exec/float` calls one function per lane with register bits. PTX ISA 9.7.3 (f32, f64), 9.7.4 (f16, bf16),
 //! 9.7.5 (mixed precision: widen the narrow operand with [`widen`], then use the f32 function).
 //!
-//! Method: operands are exact in `f64`, and so are products of two of them (at most 48 significant bits). A sum
+//! Method: f64 has [functions of its own](f64_ops). Other operands are exact in `f64`, and so are products of two of them (at most 48 significant bits). A sum
 //! or quotient is computed in `f64` *rounded to odd*: truncated, with the last bit set if anything was lost,
 //! which an exact error term (two-sum, or the remainder from a fused multiply-add) tells. 53 bits rounded to
 //! odd round to 24 or fewer bits, in any direction, as the exact value would (Boldo and Melquiond, 2008):
 //! there is no double rounding.
 
-use super::{BF16, Clamp, F32, F64, Format, Round, exp2};
+use super::{BF16, Clamp, F32, F64, Format, Round, exp2, f64_ops};
 use crate::names::modifiers;
 
 /// The modifiers of an arithmetic instruction.
@@ -32,9 +32,12 @@ impl Mode {
 
 /// `a + b` (PTX ISA 9.7.3.3, 9.7.4.1). Operands and result are register bits of `format`.
 #[inline]
-pub fn add(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
+pub fn add(format: Format, a: u64, b: u64, mode: Mode) -> u64 {
     if format == F32 && mode == Mode::PLAIN {
-        return canonical(f32::from_bits(a) + f32::from_bits(b));
+        return canonical(single(a) + single(b)).into();
+    }
+    if format == F64 {
+        return f64_ops::add(a, b, mode.round);
     }
     let (a, b) = (operand(format, a, mode), operand(format, b, mode));
     result(format, add_to_odd(a, b, mode.round), mode)
@@ -42,31 +45,43 @@ pub fn add(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
 
 /// `a - b` (PTX ISA 9.7.3.4, 9.7.4.2).
 #[inline]
-pub fn sub(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
+pub fn sub(format: Format, a: u64, b: u64, mode: Mode) -> u64 {
+    if format == F64 {
+        return f64_ops::sub(a, b, mode.round);
+    }
     add(format, a, b ^ 1 << (format.width() - 1), mode)
 }
 
 /// `a * b` (PTX ISA 9.7.3.5, 9.7.4.3).
 #[inline]
-pub fn mul(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
+pub fn mul(format: Format, a: u64, b: u64, mode: Mode) -> u64 {
     if format == F32 && mode == Mode::PLAIN {
-        return canonical(f32::from_bits(a) * f32::from_bits(b));
+        return canonical(single(a) * single(b)).into();
+    }
+    if format == F64 {
+        return f64_ops::mul(a, b, mode.round);
     }
     result(format, operand(format, a, mode) * operand(format, b, mode), mode)
 }
 
 /// `a * b + c` with one rounding (PTX ISA 9.7.3.6, 9.7.4.4).
 #[inline]
-pub fn fma(format: Format, a: u32, b: u32, c: u32, mode: Mode) -> u32 {
+pub fn fma(format: Format, a: u64, b: u64, c: u64, mode: Mode) -> u64 {
     if format == F32 && mode == Mode::PLAIN {
-        return canonical(f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c)));
+        return canonical(single(a).mul_add(single(b), single(c))).into();
+    }
+    if format == F64 {
+        return f64_ops::fma(a, b, c, mode.round);
     }
     let product = operand(format, a, mode) * operand(format, b, mode);
     result(format, add_to_odd(product, operand(format, c, mode), mode.round), mode)
 }
 
-/// `a / b`, correctly rounded (PTX ISA 9.7.3.8, `div.rnd.f32`).
-pub fn div(a: u32, b: u32, mode: Mode) -> u32 {
+/// `a / b`, correctly rounded, of f32 or f64 (PTX ISA 9.7.3.8, `div.rnd`).
+pub fn div(format: Format, a: u64, b: u64, mode: Mode) -> u64 {
+    if format == F64 {
+        return f64_ops::div(a, b, mode.round);
+    }
     let (a, b) = (operand(F32, a, mode), operand(F32, b, mode));
     let quotient = a / b;
     // The remainder of a rounded quotient is exact.
@@ -74,13 +89,17 @@ pub fn div(a: u32, b: u32, mode: Mode) -> u32 {
     result(F32, to_odd(quotient, remainder * b.signum()), mode)
 }
 
-/// `1 / a`, correctly rounded (PTX ISA 9.7.3.13, `rcp.rnd.f32`).
-pub fn rcp(a: u32, mode: Mode) -> u32 {
-    div(1f32.to_bits(), a, mode)
+/// `1 / a`, correctly rounded, of f32 or f64 (PTX ISA 9.7.3.13, `rcp.rnd`).
+pub fn rcp(format: Format, a: u64, mode: Mode) -> u64 {
+    let one = format.encode(1.0, Round::NearestEven, Clamp::default());
+    div(format, one, a, mode)
 }
 
-/// The square root of `a`, correctly rounded (PTX ISA 9.7.3.15, `sqrt.rnd.f32`).
-pub fn sqrt(a: u32, mode: Mode) -> u32 {
+/// The square root of `a`, correctly rounded, of f32 or f64 (PTX ISA 9.7.3.15, `sqrt.rnd`).
+pub fn sqrt(format: Format, a: u64, mode: Mode) -> u64 {
+    if format == F64 {
+        return f64_ops::sqrt(a, mode.round);
+    }
     let a = operand(F32, a, mode);
     let root = a.sqrt();
     result(F32, to_odd(root, (-root).mul_add(root, a)), mode)
@@ -202,22 +221,30 @@ pub fn canonical(x: f32) -> u32 {
     if x.is_nan() { F32.nan as u32 } else { x.to_bits() }
 }
 
+/// The f32 with these bits.
 #[inline]
-fn operand(format: Format, bits: u32, mode: Mode) -> f64 {
-    let bits = bits as u64;
+fn single(bits: u64) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
+#[inline]
+fn operand(format: Format, bits: u64, mode: Mode) -> f64 {
     format.decode(if mode.ftz { format.flush(bits) } else { bits })
 }
 
 #[inline]
-fn result(format: Format, x: f64, mode: Mode) -> u32 {
+fn result(format: Format, x: f64, mode: Mode) -> u64 {
     if mode.ftz && is_tiny(format, x, mode.round) {
-        return format.encode(if mode.relu || mode.sat { 0.0 } else { x * 0.0 }, Round::Zero, Clamp::default())
-            as u32;
+        return format.encode(
+            if mode.relu || mode.sat { 0.0 } else { x * 0.0 },
+            Round::Zero,
+            Clamp::default(),
+        );
     }
     if format == F32 && mode.round == Round::NearestEven && !mode.sat && !mode.relu {
-        return canonical(x as f32);
+        return canonical(x as f32).into();
     }
-    format.encode(x, mode.round, Clamp { sat: mode.sat, relu: mode.relu, satfinite: false }) as u32
+    format.encode(x, mode.round, Clamp { sat: mode.sat, relu: mode.relu, satfinite: false })
 }
 
 /// Whether `x`, rounded as if exponents had no lower end, is nonzero and below the smallest normal number.
@@ -286,13 +313,14 @@ mod tests {
         #[test]
         fn f32_nearest_is_the_languages_arithmetic_exact(a in operand_bits(), b in operand_bits(), c in operand_bits()) {
             let (x, y, z) = (f32::from_bits(a), f32::from_bits(b), f32::from_bits(c));
-            let plain = Mode::default();
+            let [a, b, c] = [a, b, c].map(u64::from);
+            let (plain, canonical) = (Mode::default(), |x| u64::from(canonical(x)));
             prop_assert_eq!(add(F32, a, b, plain), canonical(x + y));
             prop_assert_eq!(sub(F32, a, b, plain), canonical(x - y));
             prop_assert_eq!(mul(F32, a, b, plain), canonical(x * y));
             prop_assert_eq!(fma(F32, a, b, c, plain), canonical(x.mul_add(y, z)));
-            prop_assert_eq!(div(a, b, plain), canonical(x / y));
-            prop_assert_eq!(sqrt(a, plain), canonical(x.sqrt()));
+            prop_assert_eq!(div(F32, a, b, plain), canonical(x / y));
+            prop_assert_eq!(sqrt(F32, a, plain), canonical(x.sqrt()));
         }
 
         #[test]
@@ -301,14 +329,14 @@ mod tests {
             let mode = Mode { round, ..Mode::default() };
             for format in [F32, F16, BF16] {
                 let narrow = |x: u32| match format.width() {
-                    32 => x,
+                    32 => u64::from(x),
                     // The top half keeps an f32's exponent for bf16; f16 takes any 16 bits.
-                    _ => x >> 16,
+                    _ => u64::from(x >> 16),
                 };
                 let (a, b, c) = (narrow(a), narrow(b), narrow(c));
                 let (x, y, z) = (operand(format, a, mode), operand(format, b, mode), operand(format, c, mode));
                 prop_assume!(x.is_finite() && y.is_finite() && z.is_finite());
-                let expect = |terms: &[(f64, f64)]| exact_sum(format, terms, round) as u32;
+                let expect = |terms: &[(f64, f64)]| exact_sum(format, terms, round);
                 prop_assert_eq!(add(format, a, b, mode), expect(&[(x, 1.0), (y, 1.0)]));
                 prop_assert_eq!(mul(format, a, b, mode), expect(&[(x, y)]));
                 prop_assert_eq!(fma(format, a, b, c, mode), expect(&[(x, y), (z, 1.0)]));
@@ -319,19 +347,20 @@ mod tests {
         fn directed_quotients_and_roots_bracket_the_exact_one(a in operand_bits(), b in operand_bits()) {
             let (x, y) = (f32::from_bits(a), f32::from_bits(b));
             prop_assume!(x.is_finite() && y.is_finite() && y != 0.0 && x != 0.0);
-            let value = |bits: u32| f32::from_bits(bits) as f64;
+            let value = |bits: u64| single(bits) as f64;
             let mode = |round| Mode { round, ..Mode::default() };
-            let (down, up) = (div(a, b, mode(Round::Down)), div(a, b, mode(Round::Up)));
+            let quotient = |round| div(F32, a.into(), b.into(), mode(round));
+            let (down, up) = (quotient(Round::Down), quotient(Round::Up));
             // down <= x / y <= up, by exact products in f64.
             let (x, y) = (x as f64, y as f64);
             let (x, y) = if y < 0.0 { (-x, -y) } else { (x, y) };
             if value(down).is_finite() && value(up).is_finite() {
                 prop_assert!(value(down) * y <= x && x <= value(up) * y);
-                prop_assert!(down == up || f32::from_bits(down).next_up() == f32::from_bits(up));
+                prop_assert!(down == up || single(down).next_up() == single(up));
             }
-            let zero = div(a, b, mode(Round::Zero));
+            let zero = quotient(Round::Zero);
             prop_assert_eq!(zero, if x < 0.0 { up } else { down });
-            let root = |round| sqrt(a & 0x7fff_ffff, mode(round));
+            let root = |round| sqrt(F32, (a & 0x7fff_ffff).into(), mode(round));
             let (down, up) = (root(Round::Down), root(Round::Up));
             prop_assert!(value(down) * value(down) <= x.abs() && x.abs() <= value(up) * value(up));
             prop_assert!(up - down <= 1);

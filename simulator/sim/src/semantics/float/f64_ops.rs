@@ -50,11 +50,6 @@ pub fn div(a: u64, b: u64, round: Round) -> u64 {
     WideFloat { neg: n.neg != d.neg, sig, exp: n.exp - 66 - d.exp }.round(round)
 }
 
-/// `1 / a` (PTX ISA 9.7.3.13).
-pub fn rcp(a: u64, round: Round) -> u64 {
-    div(1f64.to_bits(), a, round)
-}
-
 /// The square root of `a` (PTX ISA 9.7.3.15).
 pub fn sqrt(a: u64, round: Round) -> u64 {
     let x = f64::from_bits(a);

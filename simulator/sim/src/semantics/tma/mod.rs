@@ -14,7 +14,7 @@ mod rows;
 
 use super::misuse::{not_modelled, require};
 use crate::trap::Fault;
-use dualgemm_ptx::layout::{TensorDataType, TensorSwizzle as Swizzle};
+use dualgemm_ptx::layout::{Swizzle, TensorDataType};
 pub use rows::Bounds;
 
 /// A tensor map without interleave. Arrays have one entry per dimension, innermost first; those beyond `rank` are

@@ -94,7 +94,7 @@ impl TiledTensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dualgemm_ptx::layout::{TensorDataType, TensorSwizzle as Swizzle};
+    use dualgemm_ptx::layout::{Swizzle, TensorDataType};
 
     fn images(bounds: Option<Bounds>, box_dims: [u32; 2]) -> TiledTensor {
         TiledTensor {
