@@ -265,6 +265,9 @@ mod tests {
             (desc(64, 2048, 7168), 1, "decode", "64x64_b3_s6_kg3_split2"),
             (desc(256, 3072, 4096), 1, "fused", "192x128_b1_s7_kg1_split2"),
             (desc(512, 14336, 4096), 1, "waves", "128x128_b2_s4_kg1"),
+            (desc(512, 4096, 7168), 1, "fused", "128x256_b2_s3_kg1"),
+            (desc(2048, 4096, 7168), 1, "persistent", "128x256_b1_s5_kg1"),
+            (desc(4096, 4096, 7168), 1, "persistent", "128x256_b1_s5_kg1"),
             (linear(1, 4096, 14336), 1, "warpwise", "16x2_kg16_s2"),
             (linear(64, 7168, 4096), 1, "decode", "64x64_b3_s6_kg3"),
             (linear(64, 4096, 14336), 1, "decode", "64x64_b3_s6_kg3_split2"),
@@ -283,7 +286,7 @@ mod tests {
     #[test]
     fn measurements_come_before_expectations_and_only_for_their_problem() {
         let kernel = choose(&desc(64, 4096, 7168), &named("fused")).unwrap().kernel;
-        let other = choose(&desc(64, 4096, 7168), &named("stream-k")).unwrap().kernel;
+        let other = choose(&desc(64, 4096, 7168), &named("persistent")).unwrap().kernel;
         let choice =
             |m, strategy: &str, kernel: &String, us| Choice::of(&desc(m, 4096, 7168), strategy, kernel, us);
         let compared = ["fp8", "fused-epilogue"].map(|name| {
@@ -294,14 +297,14 @@ mod tests {
             choice(64, compared[0].0, &compared[0].1, 0.5),
             choice(64, compared[1].0, &compared[1].1, 0.6),
             choice(64, "fused", &kernel, 20.0),
-            choice(64, "stream-k", &other, 10.0),
+            choice(64, "persistent", &other, 10.0),
             choice(64, "fused", &"no such kernel".to_string(), 1.0),
         ]);
         let plan = |m, n, options: &GpuOptions| {
             GpuPlan::choose(&desc(m, n, 7168), &card(9, 0), &choices, options).unwrap()
         };
         let all = GpuOptions::default();
-        assert_eq!(plan(64, 4096, &all).strategy, "stream-k", "the fastest that is taken unasked");
+        assert_eq!(plan(64, 4096, &all).strategy, "persistent", "the fastest that is taken unasked");
         for (name, kernel) in compared {
             assert_eq!(plan(64, 4096, &named(name)).kernel, kernel);
         }

@@ -16,8 +16,9 @@ pub(super) struct Consumer {
     /// Addresses of this lane's codes and scales of its first block in stage 0.
     codes: [Addr<Shared>; 2],
     /// Descriptor of the tokens of its first block in stage 0. 64 bits: ptxas makes one instruction of adding a number to them,
-    /// and three of adding it to the low word.
-    desc: Reg<U64>,
+    /// and three of adding it to the low word. Twice, for loops and halves of a loop that add the same numbers: ptxas takes equal sums
+    /// for one value, which it keeps in words that are no pair, and a block has 12 instructions more.
+    desc: [Reg<U64>; 2],
     place: Place,
     raw: [Reg<B32>; 6],
     fragments: [[Reg<B32>; 16]; 2],
@@ -85,7 +86,9 @@ impl Fused<'_> {
             low = k.eval(skipped * (self.config.tokens * 8) + low);
         }
         let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
-        let desc = k.pack_64(low.cast::<B32>(), high).cast();
+        let desc: Reg<U64> = k.pack_64(low.cast::<B32>(), high).cast();
+        let nothing = k.eval(self.blocks >> 31);
+        let desc = [desc, k.eval(nothing.widen() + desc)];
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         Consumer { k_group, codes: [codes, scales], desc, place, raw, fragments, first_lane }
     }
@@ -136,15 +139,19 @@ impl Fused<'_> {
         let within = block % per_stage * (self.config.tokens * 8);
         match &consumer.place {
             Place::Running { multiply, .. } => {
-                let desc = k.eval(consumer.desc + multiply.offset.widen() + u64::from(within));
+                let desc = k.eval(consumer.desc[0] + multiply.offset.widen() + u64::from(within));
                 if (block + 1).is_multiple_of(per_stage) {
                     multiply.advance(k);
                 }
                 desc
             }
             Place::Known(_) => {
-                let stage = block / per_stage % self.config.stages;
-                k.eval(consumer.desc + u64::from(stage * (self.layout.tokens.stride / 16) + within))
+                let (turn, stage) =
+                    (block / per_stage / self.config.stages, block / per_stage % self.config.stages);
+                k.eval(
+                    consumer.desc[turn as usize]
+                        + u64::from(stage * (self.layout.tokens.stride / 16) + within),
+                )
             }
         }
     }
@@ -233,7 +240,10 @@ impl Fused<'_> {
                 k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, stage / 2, mine, acc));
                 self.leave_common(k, acc);
             },
-            |k| self.multiply_blocks(k, consumer, stage, self.blocks, acc),
+            |k| {
+                let consumer = Consumer { desc: [consumer.desc[1]; 2], ..*consumer };
+                self.multiply_blocks(k, &consumer, stage, self.blocks, acc);
+            },
         );
     }
 

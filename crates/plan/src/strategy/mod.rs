@@ -252,6 +252,7 @@ mod tests {
             "cuda-graph",
             "library-nvfp4",
             "fused-epilogue",
+            "stream-k",
             "plain",
             "fp8",
         ];
