@@ -130,15 +130,25 @@ impl Work for Multiply<'_> {
 #[inline(always)]
 pub(super) unsafe fn multiply_blocks<V: Vector>(task: &DigitTask, blocks: &[DigitBlock]) {
     // The loops are compiled for each format, so that they do not branch on it for every vector of scales.
-    let of_format = |format| DigitTask { format, ..*task };
-    // SAFETY: the task has as many panels as are multiplied: `Multiply` cuts it so.
+    // SAFETY: the caller's word is passed on.
     unsafe {
-        match (task.format, task.panels) {
-            (BlockFormat::Nvfp4, STREAMS) => streams::<V, STREAMS>(&of_format(BlockFormat::Nvfp4), blocks),
-            (BlockFormat::Nvfp4, 2) => streams::<V, 2>(&of_format(BlockFormat::Nvfp4), blocks),
-            (BlockFormat::Nvfp4, _) => streams::<V, 1>(&of_format(BlockFormat::Nvfp4), blocks),
-            (BlockFormat::Mxfp4, STREAMS) => streams::<V, STREAMS>(&of_format(BlockFormat::Mxfp4), blocks),
-            (BlockFormat::Mxfp4, _) => streams::<V, 1>(&of_format(BlockFormat::Mxfp4), blocks),
+        match task.format {
+            format @ BlockFormat::Nvfp4 => some_streams::<V>(&DigitTask { format, ..*task }, blocks),
+            format @ BlockFormat::Mxfp4 => some_streams::<V>(&DigitTask { format, ..*task }, blocks),
+        }
+    }
+}
+
+/// As many panels as [`Multiply`] cuts off.
+#[inline(always)]
+unsafe fn some_streams<V: Vector>(task: &DigitTask, blocks: &[DigitBlock]) {
+    // SAFETY: the task has as many panels as are multiplied.
+    unsafe {
+        match task.panels {
+            STREAMS => streams::<V, STREAMS>(task, blocks),
+            2 => streams::<V, 2>(task, blocks),
+            1 => streams::<V, 1>(task, blocks),
+            panels => unreachable!("{panels} panels at once"),
         }
     }
 }
@@ -238,6 +248,7 @@ mod tests {
     use crate::{Isa, PackedGateUp};
     use dualgemm_formats::scalar::e2m1::DOUBLED;
     use proptest::prelude::*;
+    use proptest::test_runner::TestRunner;
 
     /// Blocks of two and three digits, some with the largest integers, for chunks in any order.
     fn blocks(chunks: usize) -> impl Strategy<Value = Vec<([i32; CHUNK_K], DigitBlock)>> {
@@ -280,8 +291,6 @@ mod tests {
 
     #[test]
     fn blocks_of_any_digits_and_panels_exact() {
-        let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
-        let mut runner = proptest::test_runner::TestRunner::new(config);
         for format in [BlockFormat::Nvfp4, BlockFormat::Mxfp4] {
             for n in [16, 64, 100] {
                 let weights = PackedGateUp::pack(&weights(format, n, 128, 1)).unwrap();
@@ -300,7 +309,10 @@ mod tests {
                     }
                     Ok(())
                 };
-                runner.run(&blocks(weights.chunks()), check).unwrap();
+                let config =
+                    ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() };
+                // One runner for all would stop at the number of cases, in the first shape.
+                TestRunner::new(config).run(&blocks(weights.chunks()), check).unwrap();
             }
         }
     }

@@ -149,7 +149,8 @@ fn assert_close(cs: &[Vec<f32>], desc: &DualGemmDesc, a: &AOperand<'_>, weights:
 fn every_pair_of_formats_is_close_to_f64() {
     for a_format in A_FORMATS {
         for b_format in BlockFormat::ALL {
-            for (m, n, k) in [(1, 1, 32), (2, 17, 64), (5, 33, 96), (11, 15, 320), (67, 20, 64)] {
+            for (m, n, k) in [(1, 1, 32), (1, 150, 64), (2, 17, 64), (5, 33, 96), (11, 15, 320), (67, 20, 64)]
+            {
                 let mut random = Random(m as u64);
                 let (a, weights) = (random.activations(a_format, m, k), random.weights(b_format, n, k));
                 let desc = desc(&a, &weights, Activation::Silu);
