@@ -3,7 +3,7 @@
 use dualgemm_formats::BlockFormat;
 use serde_json::{Map, Value, json};
 
-use super::{Described, LinearOut, Model, divisor, float_modules, push_weight};
+use super::{Described, KvCache, LinearOut, Model, divisor, float_modules, push_weight};
 use crate::{Dtype, Error, TensorOut, linear};
 
 /// What a group of layers has in common: block format, and whether activations have a stored scale.
@@ -85,11 +85,19 @@ pub(super) fn describe<'m>(model: &'m Model<'_>) -> Result<Described<'m>, Error>
     // Its groups speak of linear layers alone.
     let is_linear = |module: &String| linear::kept(module) != Some(linear::Kept::Embedding);
     let ignore: Vec<String> = float_modules(model).into_iter().filter(is_linear).collect();
+    let KvCache { scheme, algo } = &model.kv_cache;
+    if scheme.is_null() && !algo.is_null() {
+        return Err(Error::Unsupported {
+            module: "kv_cache_quant_algo".into(),
+            found: algo.to_string(),
+            supported: "compressed-tensors declares FP8, and what kv_cache_scheme says",
+        });
+    }
     let config = json!({
         "config_groups": groups,
         "format": format,
         "ignore": ignore,
-        "kv_cache_scheme": null,
+        "kv_cache_scheme": scheme,
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
         "sparsity_config": {},

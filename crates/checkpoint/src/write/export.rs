@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{LinearOut, Model, Output, beside};
+use super::{KvCache, LinearOut, Model, Output, beside};
 use crate::convention::Role;
 use crate::module::{Mlp, MlpKind, Projection};
 use crate::scheme::Weights;
@@ -25,7 +25,8 @@ impl Checkpoint {
         let is_gguf = self.files().gguf_metadata().is_some();
         let config = self.files().config().map(|json| json.value.clone());
         let source = Some(self.files().root().into());
-        let mut model = Model { config, source, beside: beside(self.files())?, ..Model::default() };
+        let (beside, kv_cache) = (beside(self.files())?, KvCache::of(self.files()));
+        let mut model = Model { config, source, beside, kv_cache, ..Model::default() };
         let mut done = BTreeSet::new();
         let of_family = |module| {
             let order = self.files().family().and_then(|family| family.fused_order(module));

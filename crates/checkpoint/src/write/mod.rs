@@ -12,12 +12,14 @@ mod beside;
 mod compressed_tensors;
 mod export;
 pub(crate) mod gguf;
+mod kv_cache;
 mod modelopt;
 mod tensor;
 mod weight;
 
 pub use activations::write_activations;
 pub use beside::beside;
+pub use kv_cache::KvCache;
 pub use tensor::{TensorData, TensorOut};
 pub(crate) use weight::rotated_rows;
 pub use weight::{WeightOut, WeightPart};
@@ -76,6 +78,8 @@ pub struct Model<'a> {
     pub source: Option<PathBuf>,
     /// Files that are copied beside safetensors in a directory, and whose tokenizer a GGUF file takes; see [`beside`].
     pub beside: Vec<PathBuf>,
+    /// The number format of the KV cache; GGUF declares none.
+    pub kv_cache: KvCache,
     /// Write a model without what the output has no room for, or what is not read: of GGUF, the gated MLPs alone. Without
     /// this, that is an error.
     pub mlp_only: bool,

@@ -40,7 +40,10 @@ pub(super) fn describe<'m>(model: &'m Model<'_>, path: &Path) -> Result<Describe
     let producer = json!({ "name": "modelopt", "version": concat!("dualgemm-", env!("CARGO_PKG_VERSION")) });
     let args = json!({ "dynamic": false, "num_bits": 4, "type": "float", "group_size": 16 });
     let mut config = json!({ "producer": producer, "quant_method": "modelopt" });
-    let mut quantization = json!({ "kv_cache_quant_algo": null });
+    let mut quantization = json!({ "kv_cache_quant_algo": model.kv_cache.algo });
+    if !model.kv_cache.scheme.is_null() {
+        config["kv_cache_scheme"] = model.kv_cache.scheme.clone();
+    }
     if with_input == 0 || with_input == model.linears.len() {
         let input = with_input > 0;
         let mut group = json!({ "weights": args, "targets": ["Linear"] });

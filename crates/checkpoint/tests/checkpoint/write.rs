@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 
 use crate::common::*;
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
-use dualgemm_checkpoint::{Checkpoint, GateUpOrder, Half, OpenOptions, TensorFiles, Which, validate};
+use dualgemm_checkpoint::{
+    Checkpoint, GateUpOrder, Half, JsonFile, OpenOptions, TensorFiles, Which, validate,
+};
 use dualgemm_formats::{GlobalScale, ScaleLayout};
 use serde_json::{Value, json};
 
@@ -98,6 +100,58 @@ fn modelopt_to_compressed_tensors_and_back_keeps_every_weight() {
         }
     }
     assert_same_layer(&a, &back);
+}
+
+/// Where ModelOpt's two files declare the format of the KV cache, and compressed-tensors its own.
+#[test]
+fn the_format_of_the_kv_cache_is_declared_again() {
+    let fp8 = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
+    let nvfp4 = json!({ "dynamic": false, "num_bits": 4, "type": "float", "group_size": 16 });
+    let none = Value::Null;
+    for (scheme, algo, want) in [
+        (&none, None, [&none, &none]),
+        (&fp8, Some("FP8"), [&fp8, &json!("FP8")]),
+        (&fp8, None, [&fp8, &json!("FP8")]),
+        (&none, Some("FP8"), [&fp8, &json!("FP8")]),
+        (&nvfp4, Some("NVFP4"), [&nvfp4, &json!("NVFP4")]),
+        (&none, Some("NVFP4"), [&none, &json!("NVFP4")]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut f = crate::common::modelopt(json!({}), Some(1.0));
+        let mut config = modelopt_config("NVFP4");
+        config["quantization_config"]["kv_cache_scheme"] = scheme.clone();
+        f.config = Some(config);
+        f.hf_quant_config = Some(json!({
+            "producer": { "name": "modelopt" },
+            "quantization": { "quant_algo": "NVFP4", "kv_cache_quant_algo": algo },
+        }));
+        f.write(dir.path());
+        let c = Checkpoint::open(dir.path(), &defaults()).unwrap();
+        let declared = |c: &Checkpoint| {
+            let at =
+                |json: Option<&JsonFile>, pointer| json.and_then(|json| json.value.pointer(pointer).cloned());
+            [
+                at(c.files().config(), "/quantization_config/kv_cache_scheme").unwrap_or_default(),
+                at(c.files().hf_quant_config(), "/quantization/kv_cache_quant_algo").unwrap_or_default(),
+            ]
+        };
+        let (same, _) = convert(&c, &dir.path().join("same"), Output::Modelopt);
+        assert_eq!(declared(&same).each_ref(), want, "{scheme} {algo:?}");
+        if want[0].is_null() && !want[1].is_null() {
+            let model = c.export(Output::CompressedTensors).unwrap();
+            let e = write(&dir.path().join("ct"), Output::CompressedTensors, &model).unwrap_err();
+            assert_eq!(
+                e.to_string(),
+                "kv_cache_quant_algo: \"NVFP4\" is not supported; compressed-tensors declares FP8, and what kv_cache_scheme says"
+            );
+            continue;
+        }
+        let (ct, _) = convert(&c, &dir.path().join("ct"), Output::CompressedTensors);
+        assert_eq!(declared(&ct).each_ref(), [want[0], &none], "{scheme} {algo:?}");
+        let (back, _) = convert(&ct, &dir.path().join("back"), Output::Modelopt);
+        let algo_back = if *scheme == nvfp4 { &none } else { want[1] };
+        assert_eq!(declared(&back).each_ref(), [want[0], algo_back], "{scheme} {algo:?}");
+    }
 }
 
 #[test]
