@@ -9,6 +9,7 @@ transformers builds the model without memory, the quantized layers are replaced 
 loaded by transformers. ``save_pretrained`` writes the tensors that were read. Needs torch and transformers.
 """
 
+import os
 import pathlib
 import re
 import zlib
@@ -100,6 +101,15 @@ def without_hooks(model):
             remove_hook_from_module(child, recurse=True)
 
 
+def _stamp(path):
+    """Tells a file from another one in its place; None of one that is gone."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 class Quantizer(HfQuantizer):
     """Puts layers in 4 bits into the model that transformers is about to load."""
 
@@ -125,7 +135,7 @@ class Quantizer(HfQuantizer):
         return device_map
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
-        root = pathlib.Path(checkpoint_files[0]).parent
+        root = pathlib.Path(checkpoint_files[0]).parent.absolute()
         # One file may be a part; the directory has the configuration, too.
         self.checkpoint = Checkpoint(root)
         theirs, ours = ({pathlib.Path(f).name for f in files} for files in (checkpoint_files, self.checkpoint._paths()))
@@ -134,6 +144,7 @@ class Quantizer(HfQuantizer):
                 f"{root}: transformers reads {', '.join(sorted(theirs))}, and the tensors in 4 bits would come from "
                 f"{', '.join(sorted(ours))}; files of one model alone are needed"
             )
+        self.stamps = {path: _stamp(path) for path in self.checkpoint._paths()}
         report = patch_model(model, self.checkpoint, devices=self.devices, **_how)
         model.dualgemm_report = report
         floats = [f"{name} ({why})" for name, why in report.left.items() if " on cuda" in f" {why}"]
@@ -214,7 +225,9 @@ class Quantizer(HfQuantizer):
 
         now = self._state(model)
         state = {}
-        for file in self.checkpoint._paths():
+        for file, stamp in self.stamps.items():
+            if _stamp(file) != stamp:
+                raise UnsupportedError(f"{file}: has changed since it was read; save_pretrained writes the tensors that were read")
             state.update(load_file(file))
         names = [name for name, value in state.items() if value.is_floating_point()]
         as_read = _as_read(model, names, set(self.checkpoint.modules()))

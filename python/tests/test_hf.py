@@ -190,6 +190,18 @@ def test_a_change_that_would_not_be_saved_is_refused(tmp_path):
         model.save_pretrained(tmp_path / "again")
 
 
+def test_files_that_changed_since_are_not_saved_as_what_was_read(tmp_path, monkeypatch):
+    _, path = made(tmp_path, llama(), "modelopt")
+    monkeypatch.chdir(path.parent)
+    model = load(path.name)
+    monkeypatch.chdir("/")
+    model.save_pretrained(tmp_path / "again")
+    (path / "new").write_bytes((path / "model.safetensors").read_bytes())
+    (path / "new").rename(path / "model.safetensors")
+    with pytest.raises(dualgemm.UnsupportedError, match="model.safetensors: has changed since it was read"):
+        model.save_pretrained(tmp_path / "third")
+
+
 def falcon():
     sizes = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     return transformers.FalconConfig(**sizes, ffn_hidden_size=128, new_decoder_architecture=True, num_kv_heads=2, bias=True)
