@@ -358,13 +358,9 @@ impl DecoderLayer {
         let call = LayerCall::new(rows, float.into(), float.into());
         let [q, k, v, o] = self.linears.each_ref().map(|linear| Some(linear.product(py, &call, rows)));
         let mlp = self.mlp.as_ref().map(|mlp| {
-            let call = mlp.bind(py).as_super().get().facts.call(
-                rows,
-                float.into(),
-                float.into(),
-                [QuantizeA::No; 2],
-            );
-            Product::Packed(packed(mlp, py).layer.shape.describe(&call))
+            let (facts, layer) = (&mlp.bind(py).as_super().get().facts, &packed(mlp, py).layer);
+            let call = facts.call(rows, float.into(), float.into(), [QuantizeA::No; 2], &layer.target);
+            Product::Packed(layer.shape.describe(&call))
         });
         let Self { hidden, heads, kv_heads, head_dim, .. } = *self;
         Shape {

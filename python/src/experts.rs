@@ -260,7 +260,9 @@ impl Experts {
             }
         };
         let call = Call { source: &source, out: &mut out, stream, choices: Some((choices, add)) };
-        let settings = |m, a, out| LayerCall { top_k, ..facts.call(m, a, out, quantize) };
-        gated.as_super().get().compute(slf.py(), call, settings).map(drop)
+        let packed = gated.as_super().get();
+        let target = &packed.layer.target;
+        let settings = |m, a, out| LayerCall { top_k, ..facts.call(m, a, out, quantize, target) };
+        packed.compute(slf.py(), call, settings).map(drop)
     }
 }

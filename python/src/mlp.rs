@@ -5,7 +5,7 @@ use dualgemm::gemm::{
     AFormat, Activation, Epilogue, GateUp, GatedMlp, Linear, OutFormat, OutScale, QuantizeA,
 };
 use dualgemm::layer::check_chained;
-use dualgemm::{AnyWeights, LayerCall, LayerShape, PackedLayer, PackedMlp};
+use dualgemm::{AnyWeights, LayerCall, LayerShape, PackedLayer, PackedMlp, Target};
 use dualgemm_cli::layer::Layer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -28,19 +28,26 @@ pub struct MlpFacts {
 }
 
 impl MlpFacts {
-    /// A call with `m` rows. What is between the products has the type of A, f32 where A is quantized.
+    /// A call with `m` rows. What is between the products has the type of A. Where A is quantized it is f32 on a processor,
+    /// and on a GPU, which multiplies none, the type of C or bf16.
     pub fn call(
         &self,
         m: usize,
         a: AFormat,
         out: OutFormat,
         [quantize_a, hidden]: [QuantizeA; 2],
+        target: &Target,
     ) -> LayerCall {
         let scaled = |global_scale| OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale };
         let between = match (hidden, a) {
             (QuantizeA::Static(scale), _) => scaled(OutScale::Static(scale)),
             (QuantizeA::Dynamic, _) => scaled(OutScale::Dynamic),
-            (QuantizeA::No, a) => a.float_type().map_or(OutFormat::F32, Into::into),
+            (QuantizeA::No, a) => match (a.float_type(), target, out) {
+                (Some(float), ..) => float.into(),
+                (None, Target::Cpu(_), _) => OutFormat::F32,
+                (None, _, OutFormat::F16) => OutFormat::F16,
+                (None, ..) => OutFormat::Bf16,
+            },
         };
         let epilogue = Epilogue { activation: self.activation, ..Epilogue::default() };
         LayerCall { quantize_a, epilogue, between, ..LayerCall::new(m, a, out) }
@@ -275,7 +282,8 @@ impl Mlp {
         let facts = &gated.get().facts;
         let quantize = facts.quantize(quantize_a, quantize_hidden)?;
         let call = Call { source: &source, out: &mut out, stream, choices: None };
-        let settings = |m, a, out| facts.call(m, a, out, quantize);
-        gated.as_super().get().compute(slf.py(), call, settings).map(drop)
+        let packed = gated.as_super().get();
+        let settings = |m, a, out| facts.call(m, a, out, quantize, &packed.layer.target);
+        packed.compute(slf.py(), call, settings).map(drop)
     }
 }

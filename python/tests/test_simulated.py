@@ -68,6 +68,8 @@ def test_linear_layers_mlps_and_experts_equal_the_processors_close():
         yield dualgemm.linear(a, linear, out_dtype="float32")
         yield dualgemm.mlp(a, mlp, out_dtype="float32")
         yield dualgemm.mlp(a, mlp, quantize_a="dynamic", out_dtype="float32")
+        # What is between the products has no type of A to follow, and GPUs multiply no f32.
+        yield dualgemm.mlp(dualgemm.quantize(a), mlp, out_dtype="float16")
         # Expert 0 is elsewhere, and a choice of it adds nothing.
         yield dualgemm.experts(a, ids, weights, experts, out_dtype="float32")
 
