@@ -265,7 +265,7 @@ pub struct ActivationArgs {
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
     /// Which tensor of the file is A, where there are several.
-    #[arg(long, hide_short_help = true, value_name = "NAME", requires = "input", help_heading = MORE)]
+    #[arg(long, hide_short_help = true, value_name = "NAME", requires = "input", conflicts_with = "m", help_heading = MORE)]
     pub input_tensor: Option<String>,
     /// Rows of a generated A [default: 64].
     #[arg(long, value_name = "M", conflicts_with = "input")]

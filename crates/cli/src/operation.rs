@@ -156,6 +156,9 @@ impl<'c> Operation<'c> {
             }
             OpArg::Linear => {
                 let module = args.module.as_ref().context("--module: is needed for --op linear")?;
+                if which.read.within.is_some() {
+                    bail!("--within: is of MLPs; --op linear takes the module of --module");
+                }
                 Self::Linear(module.clone(), checkpoint.linear_source(module)?)
             }
             OpArg::Moe => {

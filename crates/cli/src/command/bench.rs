@@ -73,7 +73,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = parse_seconds)]
     pub budget: f64,
     /// One run of each, to see that everything works.
-    #[arg(long, hide_short_help = true, help_heading = RUNNING)]
+    #[arg(long, hide_short_help = true, conflicts_with = "budget", help_heading = RUNNING)]
     pub smoke: bool,
     /// Do not compare with the f64 reference.
     #[arg(long, hide_short_help = true, help_heading = RUNNING)]
@@ -87,7 +87,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub write: WriteArgs,
     /// List the shape sets and the strategies, and end.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["csv", "plot"])]
     pub list: bool,
 }
 

@@ -82,6 +82,9 @@ impl fmt::Display for Report {
 }
 
 pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
+    if args.read.within.is_some() {
+        bail!("--within: chooses among MLPs; convert writes every layer");
+    }
     let checkpoint = layer::open(&args.input, &args.read, None)?;
     let is_gguf = checkpoint.files().gguf_metadata().is_some();
     if is_gguf && !args.mlp_only {

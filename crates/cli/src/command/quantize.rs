@@ -13,7 +13,7 @@
 //!
 //! OUT declares the convention, so that `run` and `validate` read it without being told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -142,9 +142,13 @@ impl fmt::Display for Report {
         }
         let (quantized, copied) = (self.tensors.len(), self.copied.len());
         writeln!(f, "{} quantized as {} does, {copied} copied", counted(quantized, "tensor"), self.producer)?;
-        for ((name, why), kept) in grouped(&self.kept, |kept| (starred(&kept.name, 0), &kept.why)) {
+        let is_left_out = |kept: &Kept| self.left_out.contains(&kept.name);
+        for ((name, why, left_out), kept) in
+            grouped(&self.kept, |kept| (starred(&kept.name, 0), &kept.why, is_left_out(kept)))
+        {
             let name = if kept.len() > 1 { &name } else { &kept[0].name };
-            writeln!(f, "kept in floats: {}, {why}", times(name, kept.len()))?;
+            let what = if left_out { "left out" } else { "kept in floats" };
+            writeln!(f, "{what}: {}, {why}", times(name, kept.len()))?;
         }
         for note in &self.notes {
             writeln!(f, "note: {note}")?;
@@ -198,8 +202,11 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     let done = groups.par_iter().map(quantize).collect::<anyhow::Result<Vec<_>>>()?;
     bar.finish_and_clear();
     let (linears, tensors): (Vec<_>, Vec<_>) = done.into_iter().flatten().unzip();
-    let copied_names = copied.iter().map(|t| t.name.clone()).collect();
+    let mut copied_names: Vec<_> = copied.iter().map(|t| t.name.clone()).collect();
     let left_out = form.write(args, linears, copied, &files)?;
+    let out: HashSet<&str> = left_out.iter().map(String::as_str).collect();
+    copied_names.retain(|name| !out.contains(name.as_str()));
+    let tensors = tensors.into_iter().filter(|t| !out.contains(module(&t.name))).collect();
     output.emit(&Report {
         input: args.input.clone(),
         output: args.out.clone(),

@@ -243,4 +243,9 @@ fn what_stays_in_floats_is_said_with_the_reason() {
     let report = quantize(&out("many"), &out("g.gguf"), "ggml", &["--mlp-only"]);
     assert_eq!(report["kept"].as_array().unwrap().len(), 3 * E);
     assert!(kept(&report).iter().all(|k| k.ends_with("which is no multiple of 64")), "{report}");
+    // What it has no room for is not listed as written.
+    assert_eq!((report["tensors"].as_array().unwrap().len(), &report["copied"]), (1, &json!([])));
+    assert!(
+        report["left_out"].as_array().unwrap().contains(&kept(&report)[0].split(':').next().unwrap().into())
+    );
 }
