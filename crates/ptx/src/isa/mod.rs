@@ -3,8 +3,8 @@
 //! A row says how the form is written (see `grammar`), since which PTX version and on which targets it
 //! exists, and where the specification describes it. From the table come the legality check
 //! ([`crate::legal`]), the sample instructions that assembler and conformance tests run
-//! ([`Row::samples`]), and the list in the documentation. One file per family; the simulator executes each
-//! family in a file of the same name.
+//! ([`Row::samples`]), and the list in the documentation. One file per family; `family` in the simulator's
+//! `decode/mod.rs` says which file of `exec/` has it.
 //!
 //! Targets are those that ptxas 13.0 and 13.5 accept and refuse. Versions are the specification's, or later where
 //! ptxas wants later: it lets some instructions pass in versions older than they are.
