@@ -25,19 +25,6 @@ IDS = torch.arange(24).reshape(2, 12) * 7 % 96
 pytestmark = pytest.mark.usefixtures("registered")
 
 
-@pytest.fixture
-def registered():
-    from transformers.quantizers import auto
-
-    mappings = auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING
-    before = [dict(mapping) for mapping in mappings]
-    hf.register()
-    yield
-    for mapping, old in zip(mappings, before):
-        mapping.clear()
-        mapping.update(old)
-
-
 def made(tmp_path, config, producer):
     floats = saved(config, tmp_path / "floats")
     dualgemm.quantize_model(floats, tmp_path / "q", producer=producer)
