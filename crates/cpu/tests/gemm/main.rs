@@ -104,6 +104,9 @@ fn run_f32(desc: &DualGemmDesc, isa: Isa, a: &AOperand<'_>, weights: &GateUp<'_>
     c
 }
 
+/// CI runs ARM64's tests in an emulator, where these would take minutes.
+const EMULATED: bool = cfg!(target_arch = "aarch64");
+
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.available())
 }

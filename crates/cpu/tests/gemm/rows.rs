@@ -7,7 +7,8 @@ use super::*;
 fn ones_sum_to_k_for_every_number_of_rows_and_ends_of_k_exact() {
     let n = 17;
     let ks = [16, 48, 272, 288, 464, 1024, 1056, 1152, 1280, 1312, 2176];
-    for (m, k) in (1..=130).map(|m| (m, 48)).chain(ks.into_iter().flat_map(|k| [(1, k), (7, k), (67, k)])) {
+    let rows = (1..=130).filter(|m| !EMULATED || *m < 20 || (m + 1) % 16 < 3);
+    for (m, k) in rows.map(|m| (m, 48)).chain(ks.into_iter().flat_map(|k| [(1, k), (7, k), (67, k)])) {
         let ones = |name: &'static str, rows| {
             let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
             let (codes, scales) = (vec![0x22; rows * k / 2], vec![0x38; rows * k / 16]);
