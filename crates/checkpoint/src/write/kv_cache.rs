@@ -15,7 +15,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// What a checkpoint declares. FP8 is known in both ways, so that either says the other.
+    /// What a checkpoint declares. FP8 with scales in the file is known in both ways, so that either says the other.
     pub(super) fn of(files: &TensorFiles) -> Self {
         let at = |file: Option<&JsonFile>, pointer| {
             file.and_then(|file| file.value.pointer(pointer)).cloned().unwrap_or_default()
@@ -23,9 +23,11 @@ impl KvCache {
         let mut scheme = at(files.config(), "/quantization_config/kv_cache_scheme");
         let mut algo = at(files.hf_quant_config(), "/quantization/kv_cache_quant_algo");
         let fp8 = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
+        let is_fp8 =
+            scheme["dynamic"] != true && ["num_bits", "type"].iter().all(|&key| scheme[key] == fp8[key]);
         if scheme.is_null() && algo == "FP8" {
             scheme = fp8;
-        } else if algo.is_null() && ["num_bits", "type"].iter().all(|&key| scheme[key] == fp8[key]) {
+        } else if algo.is_null() && is_fp8 {
             algo = "FP8".into();
         }
         Self { scheme, algo }

@@ -106,12 +106,14 @@ fn modelopt_to_compressed_tensors_and_back_keeps_every_weight() {
 #[test]
 fn the_format_of_the_kv_cache_is_declared_again() {
     let fp8 = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
+    let dynamic = json!({ "dynamic": true, "num_bits": 8, "type": "float" });
     let nvfp4 = json!({ "dynamic": false, "num_bits": 4, "type": "float", "group_size": 16 });
     let none = Value::Null;
     for (scheme, algo, want) in [
         (&none, None, [&none, &none]),
         (&fp8, Some("FP8"), [&fp8, &json!("FP8")]),
         (&fp8, None, [&fp8, &json!("FP8")]),
+        (&dynamic, None, [&dynamic, &none]),
         (&none, Some("FP8"), [&fp8, &json!("FP8")]),
         (&nvfp4, Some("NVFP4"), [&nvfp4, &json!("NVFP4")]),
         (&none, Some("NVFP4"), [&none, &json!("NVFP4")]),
