@@ -213,7 +213,7 @@ impl Gpu {
                 variables.insert(v.name.to_string(), (DevicePtr(at), bytes as usize));
                 (Space::Global, at)
             } else {
-                let (at, _) = link::lay_out(&mut constant_bytes, link::CONST_LIMIT, v)?;
+                let (at, _) = link::lay_out(&mut constant_bytes, (0, link::CONST_LIMIT), v)?;
                 (Space::Const, at.into())
             };
             symbols.insert(v.name.clone(), at);

@@ -268,11 +268,46 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips everything up to the end of the line `line` stands on.
-    pub(super) fn skip_line(&mut self, line: u32) {
-        while self.tokens[self.at].line == line && self.tokens[self.at].kind != Kind::End {
-            self.at += 1;
+    /// Skips what follows `.loc`: a file, a line and a column, and where code is inlined, the same of its caller.
+    pub(super) fn skip_location(&mut self) -> Result<(), Error> {
+        (0..3).try_for_each(|_| self.unsigned("a file, a line and a column after `.loc`").map(drop))?;
+        if self.accept(',') {
+            self.keyword("function_name")?;
+            self.word("the label of a function's name")?;
+            if self.accept('+') {
+                self.unsigned("the distance from the label")?;
+            }
+            self.expect(',', "before `inlined_at`")?;
+            self.keyword("inlined_at")?;
+            (0..3).try_for_each(|_| {
+                self.unsigned("a file, a line and a column after `inlined_at`").map(drop)
+            })?;
         }
+        Ok(())
+    }
+
+    /// Skips what follows `.file`: a number and a name, and then maybe a time and a size.
+    pub(super) fn skip_file(&mut self) -> Result<(), Error> {
+        self.unsigned("the number of a file")?;
+        if self.peek().kind != Kind::Text {
+            return self.error("the name of a file");
+        }
+        self.bump();
+        if self.accept(',') {
+            self.unsigned("the time of a file")?;
+            self.expect(',', "before the size of a file")?;
+            self.unsigned("the size of a file")?;
+        }
+        Ok(())
+    }
+
+    fn keyword(&mut self, word: &str) -> Result<(), Error> {
+        let token = self.peek();
+        if token.kind != Kind::Word || token.text != word {
+            return self.error(format!("`{word}`"));
+        }
+        self.bump();
+        Ok(())
     }
 
     /// Skips `{ ... }`, braces balanced.

@@ -75,9 +75,13 @@ fn item(cursor: &mut Cursor<'_>, items: &mut Vec<Item>) -> Result<(), Error> {
             items.push(Item::Pragma(cursor.strings()?));
             cursor.expect(';', "after `.pragma`")?;
         }
-        "file" | "loc" => {
+        "file" => {
             cursor.bump();
-            cursor.skip_line(token.line);
+            cursor.skip_file()?;
+        }
+        "loc" => {
+            cursor.bump();
+            cursor.skip_location()?;
         }
         "section" => {
             cursor.bump();

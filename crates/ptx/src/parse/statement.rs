@@ -48,7 +48,7 @@ fn directive(cursor: &mut Cursor<'_>, out: &mut Vec<Statement>) -> Result<(), Er
         }
         "loc" => {
             cursor.bump();
-            cursor.skip_line(token.line);
+            cursor.skip_location()?;
         }
         _ => {
             let declared = module::variables(cursor, &[Space::Shared, Space::Local, Space::Param])?;

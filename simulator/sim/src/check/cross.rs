@@ -195,6 +195,9 @@ fn conflict(
 
 /// What is wrong between conflicting accesses of two clusters.
 fn wrong(a: (&Used, &Access), b: (&Used, &Access)) -> Option<Check> {
+    if a.1.kind.constant || b.1.kind.constant {
+        return Some(Check::Race);
+    }
     for ((first, x), (second, y)) in [(a, b), (b, a)] {
         if let Some(known) = second.eras.get(y.era)
             && known.knows(first.index, x.actor, x.clock)

@@ -35,7 +35,9 @@ impl Access {
 
     /// Whether whatever conflicts with `older`, which is ordered before this and no weaker, conflicts with this as well.
     fn stands_for(&self, older: &Access) -> bool {
-        self.era == older.era && self.kind.strong <= older.kind.strong
+        self.era == older.era
+            && self.kind.strong <= older.kind.strong
+            && self.kind.constant >= older.kind.constant
     }
 }
 
@@ -48,17 +50,21 @@ pub struct Kind {
     pub proxy: bool,
     /// A write of the bytes that are there already: does not race with another write.
     pub same: bool,
+    /// A read of what nothing writes while the kernel runs, as `ld.global.nc` says.
+    pub constant: bool,
 }
 
 impl Kind {
     /// A plain load.
-    pub const READ: Kind = Kind { write: false, strong: None, proxy: false, same: false };
+    pub const READ: Kind = Kind { write: false, strong: None, proxy: false, same: false, constant: false };
     /// A plain store.
-    pub const WRITE: Kind = Kind { write: true, strong: None, proxy: false, same: false };
+    pub const WRITE: Kind = Kind { write: true, strong: None, proxy: false, same: false, constant: false };
     /// A read by an async engine.
-    pub const PROXY_READ: Kind = Kind { write: false, strong: None, proxy: true, same: false };
+    pub const PROXY_READ: Kind =
+        Kind { write: false, strong: None, proxy: true, same: false, constant: false };
     /// A write by an async engine.
-    pub const PROXY_WRITE: Kind = Kind { write: true, strong: None, proxy: true, same: false };
+    pub const PROXY_WRITE: Kind =
+        Kind { write: true, strong: None, proxy: true, same: false, constant: false };
 
     /// The same access, strong or not.
     #[must_use]
@@ -72,10 +78,17 @@ impl Kind {
         Kind { same: self.write && !self.proxy, ..self }
     }
 
+    /// The same read, of constant memory or not.
+    #[must_use]
+    pub const fn constant(self, constant: bool) -> Kind {
+        Kind { constant, ..self }
+    }
+
     /// "write", "atomic access", ...
     pub const fn noun(self) -> &'static str {
         match (self.write, self.strong.is_some(), self.proxy) {
             (true, false, false) => "write",
+            (false, false, false) if self.constant => "constant read",
             (false, false, false) => "read",
             (true, true, false) => "strong write",
             (false, true, false) => "strong read",
@@ -92,6 +105,8 @@ pub enum Conflict {
     Race(Access),
     /// Ordered, but by no proxy fence.
     Unfenced(Access),
+    /// One of the two is a read of constant memory, the other writes it.
+    NotConstant(Access),
     /// Nothing wrote the byte.
     Uninit,
 }
@@ -238,6 +253,11 @@ impl States {
             (last == Some(b)).then_some(Debt { access: *b, whose })
         };
         let exempt = |b: &Access| a.both_strong(b, look.actors.apart(a.actor, b.actor));
+        if a.kind.constant
+            && let Some(w) = cell.writes.first()
+        {
+            return Err(Conflict::NotConstant(*w));
+        }
         for w in &cell.writes {
             let allowed = exempt(w) || a.kind.same && !w.kind.proxy;
             match who.order(w.actor, w.clock) {
@@ -255,6 +275,9 @@ impl States {
         };
         let keep = |list: &List| -> List { list.iter().filter(needed).copied().take(KEPT - 1).collect() };
         let new = if a.kind.write {
+            if let Some(r) = cell.reads.iter().find(|r| r.kind.constant) {
+                return Err(Conflict::NotConstant(*r));
+            }
             for r in cell.reads.iter().filter(|r| !exempt(r)) {
                 match who.order(r.actor, r.clock) {
                     Order::None => return Err(Conflict::Race(*r)),
@@ -367,7 +390,9 @@ impl States {
     fn blame(&self, id: StateId, i: usize, mask: u8, c: Conflict) -> usize {
         let shows = |cell: &Cell| match c {
             Conflict::Uninit => !cell.written,
-            Conflict::Race(b) | Conflict::Unfenced(b) => cell.writes.contains(&b) || cell.reads.contains(&b),
+            Conflict::Race(b) | Conflict::Unfenced(b) | Conflict::NotConstant(b) => {
+                cell.writes.contains(&b) || cell.reads.contains(&b)
+            }
         };
         let parts = self.parts(id);
         let byte = (0..4).find(|&b| mask >> b & 1 != 0 && shows(self.cell(parts[b])));

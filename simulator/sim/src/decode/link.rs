@@ -58,7 +58,7 @@ pub fn kernel(
     linker.shared(module, entry, &reached)?;
     linker.names.push();
     for v in &entry.params {
-        let (offset, bytes) = lay_out(&mut linker.kernel.param_bytes, PARAM_LIMIT, v)?;
+        let (offset, bytes) = lay_out(&mut linker.kernel.param_bytes, (0, PARAM_LIMIT), v)?;
         linker.kernel.params.push(Param { name: v.name.to_string(), offset, bytes });
         linker.names.declare(v.name.clone(), Symbol::Memory(Space::Param, offset.into()));
     }
@@ -73,11 +73,13 @@ pub fn kernel(
     Ok(linker.kernel)
 }
 
-/// Offset and size of a variable behind the `used` bytes of a memory that has `limit`.
-pub fn lay_out(used: &mut u32, limit: u32, v: &Variable) -> Decoded<(u32, u32)> {
+/// Offset and size of a variable behind the `used` bytes of a memory that begins at `base`, since addresses are multiples of
+/// the alignment, and has `limit`.
+pub fn lay_out(used: &mut u32, (base, limit): (u32, u32), v: &Variable) -> Decoded<(u32, u32)> {
     let refused = |reason: String| Error::refused(v.line.0, &v.name, reason);
     let bytes = v.bytes().ok_or_else(|| refused("its size is not known".into()))?;
-    let at = u64::from(*used).next_multiple_of(v.alignment().max(1).into());
+    let base = u64::from(base);
+    let at = (base + u64::from(*used)).next_multiple_of(v.alignment().max(1).into()) - base;
     let end = at.saturating_add(bytes);
     if end > limit.into() {
         let what = "bytes are more than a kernel can have there";
@@ -200,7 +202,8 @@ impl Linker {
             self.shared_in(f.body.as_deref().unwrap_or_default())?;
         }
         let to = dynamic.iter().map(|v| v.alignment()).max().unwrap_or(16).max(16);
-        self.kernel.dynamic_offset = self.kernel.static_shared.next_multiple_of(to);
+        self.kernel.dynamic_offset =
+            (SHARED_RESERVED + self.kernel.static_shared).next_multiple_of(to) - SHARED_RESERVED;
         for v in dynamic {
             self.names.declare(v.name.clone(), Symbol::Shared(SHARED_RESERVED + self.kernel.dynamic_offset));
         }
@@ -224,13 +227,13 @@ impl Linker {
 
     /// The address of one more shared variable.
     fn shared_variable(&mut self, v: &Variable) -> Decoded<u32> {
-        let (at, bytes) = lay_out(&mut self.kernel.static_shared, SHARED_LIMIT, v)?;
+        let (at, bytes) = lay_out(&mut self.kernel.static_shared, (SHARED_RESERVED, SHARED_LIMIT), v)?;
         self.kernel.shared_variables.push((v.name.to_string(), at, bytes));
         Ok(SHARED_RESERVED + at)
     }
 
     fn func_param(&mut self, v: &Variable) -> Decoded<(u32, u32)> {
-        let (at, bytes) = lay_out(&mut self.kernel.func_param_bytes, LOCAL_LIMIT, v)?;
+        let (at, bytes) = lay_out(&mut self.kernel.func_param_bytes, (0, LOCAL_LIMIT), v)?;
         self.names.declare(v.name.clone(), Symbol::FuncParam { at, bytes });
         Ok((at, bytes))
     }
@@ -249,8 +252,11 @@ impl Linker {
                 out.push(self.func_param(v)?);
             }
         }
+        let first = self.kernel.rows;
+        self.function(f)?;
+        callee.registers = std::array::from_fn(|file| first[file]..self.kernel.rows[file]);
         self.kernel.callees.push(callee);
-        self.function(f)
+        Ok(())
     }
 
     fn function(&mut self, f: &Function) -> Decoded<()> {
@@ -269,7 +275,7 @@ impl Linker {
         Ok(())
     }
 
-    /// Declares what a block declares, then decodes its instructions.
+    /// Decodes a block. Labels hold in all of it, other names from where they are declared.
     fn block(&mut self, body: &[Statement]) -> Decoded<()> {
         self.names.push();
         let mut pc = self.kernel.code.len() as u32;
@@ -278,21 +284,18 @@ impl Linker {
                 Statement::Label(_, name) => self.names.declare(name.clone(), Symbol::Label(pc)),
                 Statement::Instruction(_) => pc += 1,
                 Statement::Block(inner) => pc += count(inner),
-                Statement::Reg(decl) => self.registers(decl)?,
-                Statement::Variable(v) => self.variable(v)?,
                 Statement::BranchTargets(name, list) => {
                     self.names.declare(name.clone(), Symbol::Targets(list.clone()));
                 }
-                Statement::Comment(_)
-                | Statement::Pragma(_)
-                | Statement::CallTargets(..)
-                | Statement::CallPrototype(_) => {}
+                _ => {}
             }
         }
         for s in body {
             match s {
                 Statement::Instruction(i) => self.instruction(i)?,
                 Statement::Block(inner) => self.block(inner)?,
+                Statement::Reg(decl) => self.registers(decl)?,
+                Statement::Variable(v) => self.variable(v)?,
                 _ => {}
             }
         }
@@ -337,7 +340,7 @@ impl Linker {
         let symbol = match v.space {
             VarSpace::Shared => Symbol::Shared(self.shared[&std::ptr::from_ref(v)]),
             VarSpace::Local => {
-                let (at, _) = lay_out(&mut self.kernel.local_bytes, LOCAL_LIMIT, v)?;
+                let (at, _) = lay_out(&mut self.kernel.local_bytes, (0, LOCAL_LIMIT), v)?;
                 Symbol::Memory(Space::Local, at.into())
             }
             VarSpace::Param => return self.func_param(v).map(|_| ()),

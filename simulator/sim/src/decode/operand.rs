@@ -130,18 +130,24 @@ impl Ins<'_> {
     }
 
     fn named(&self, name: &Name, offset: i64, ty: Type) -> Decoded<Src> {
-        match self.names.get(name) {
+        let symbol = self.names.get(name);
+        match symbol {
+            Some(Symbol::Shared(at)) => return Ok(Src::Shared(at.wrapping_add(offset as u32))),
+            Some(Symbol::Memory(_, at)) => return Ok(Src::Imm(at.wrapping_add(offset as u64))),
+            Some(Symbol::FuncParam { at, .. }) => {
+                return Ok(Src::Imm(u64::from(*at).wrapping_add(offset as u64)));
+            }
+            None if &**name == "WARP_SZ" => return Ok(Src::Imm(immediate(Immediate::Int(32 + offset), ty))),
+            _ if offset != 0 => {
+                return self.error(format!("`{name}` and a number are added in addresses alone"));
+            }
+            _ => {}
+        }
+        match symbol {
             Some(Symbol::Reg(reg)) => Ok(Src::Reg(*reg)),
-            Some(Symbol::Shared(at)) => Ok(Src::Shared(at.wrapping_add(offset as u32))),
-            Some(Symbol::Memory(_, at)) => Ok(Src::Imm(at.wrapping_add(offset as u64))),
-            Some(Symbol::FuncParam { at, .. }) => Ok(Src::Imm(u64::from(*at).wrapping_add(offset as u64))),
             Some(Symbol::Function { address, .. }) => Ok(Src::Imm(*address)),
             Some(_) => self.error(format!("`{name}` is not a value that a register can hold here")),
-            None => match special(name) {
-                Some(s) => Ok(s),
-                None if &**name == "WARP_SZ" => Ok(Src::Imm(immediate(Immediate::Int(32), ty))),
-                None => self.undeclared(name),
-            },
+            None => special(name).map_or_else(|| self.undeclared(name), Ok),
         }
     }
 
@@ -334,7 +340,8 @@ impl Ins<'_> {
         let weak = self.has("weak");
         let scope = self.one_of(Scope::NAMES);
         let strong = !weak && (volatile || relaxed || acquire || release);
-        Ordering { strong, acquire, release, scope: scope.unwrap_or(Scope::Gpu) }
+        let constant = self.has("nc") || self.ast.root == "ldu";
+        Ordering { strong, acquire, release, scope: scope.unwrap_or(Scope::Gpu), constant }
     }
 }
 
@@ -351,6 +358,8 @@ pub struct Ordering {
     pub acquire: bool,
     pub release: bool,
     pub scope: Scope,
+    /// Reads what nothing writes while the kernel runs.
+    pub constant: bool,
 }
 
 impl Ordering {

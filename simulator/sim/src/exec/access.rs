@@ -54,20 +54,16 @@ impl<'a> Cluster<'a> {
             .at(self.launch.describe_shared(rank, offset))
             .help("keep the CTA alive, for example with a cluster barrier at the end"));
         }
-        if kind.write {
-            self.counters.shared_written += u64::from(len);
-            self.progress += 1;
-            if let Some(b) = cta.mbarrier_in(offset, len) {
-                let pc = cta.mbarriers[&b].init_pc;
-                return Err(fault!(
-                    Check::Mbarrier,
-                    "{} of {len} bytes over the live mbarrier at {b:#x}",
-                    kind.noun()
-                )
+        if let Some(b) = cta.mbarrier_in(offset, len) {
+            let (pc, noun) = (cta.mbarriers[&b].init_pc, kind.noun());
+            return Err(fault!(Check::Mbarrier, "{noun} of {len} bytes over the live mbarrier at {b:#x}")
                 .at(self.launch.describe_shared(rank, offset))
                 .party(Party::new("mbarrier.init", pc).of((cta.id, None)))
                 .help("invalidate it with mbarrier.inval before its memory is used again"));
-            }
+        }
+        if kind.write {
+            self.counters.shared_written += u64::from(len);
+            self.progress += 1;
         } else {
             self.counters.shared_read += u64::from(len);
         }
@@ -161,6 +157,11 @@ impl<'a> Cluster<'a> {
                     a.kind.noun())
             .party(self.earlier(a))
             .help("put fence.proxy.async of that memory after the write, before the synchronization that orders the two"),
+            Conflict::NotConstant(a) => {
+                fault!(Check::Race, "{noun} of {len} bytes of {space} memory, and an earlier {} in the same kernel", a.kind.noun())
+                    .party(self.earlier(a))
+                    .help("read what the kernel writes without .nc, and not by ldu")
+            }
             Conflict::Uninit => {
                 fault!(Check::Uninit, "{noun} of {len} bytes of {space} memory that nothing wrote")
             }

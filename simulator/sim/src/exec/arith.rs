@@ -314,7 +314,9 @@ fn three(i: &mut Ins<'_>) -> Decoded {
         }
         // The SIMD video instruction that still has a counterpart in hardware; nvcc emits no other.
         "vabsdiff4" => {
-            triple(i, [ty, ty, Type::B32], whole, move |a, b, c| abs_diff4(t.signed, add, a, b, c))
+            // The first type is that of the result, which a byte of 255 exceeds if it has a sign.
+            let most = if sat && types[0].is_signed() { 0x7f } else { 0xff };
+            triple(i, [ty, ty, Type::B32], whole, move |a, b, c| abs_diff4(t.signed, most, add, a, b, c))
         }
         _ => {
             let half = (root == "dp2a").then_some(upper);

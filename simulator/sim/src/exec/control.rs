@@ -276,7 +276,7 @@ fn vprintf(cx: &mut Cx<'_, '_>, args: &[Given], returns: &[Given]) -> Result<()>
         let format = param(cx, lane, args, 0)?;
         let format = string(cx, format, lane)?;
         let mut at = param(cx, lane, args, 1)?;
-        let mut out = String::new();
+        let (mut out, mut printed) = (String::new(), 0u32);
         let mut rest = format.chars().peekable();
         while let Some(c) = rest.next() {
             if c != '%' {
@@ -304,7 +304,7 @@ fn vprintf(cx: &mut Cx<'_, '_>, args: &[Given], returns: &[Given]) -> Result<()>
                     at = at.wrapping_add(size - 1) & !(size - 1);
                     let mut raw = [0; 8];
                     cx.read_lane(Space::Generic, at, lane, Kind::READ, &mut raw[..size as usize])?;
-                    at += size;
+                    (at, printed) = (at + size, printed + 1);
                     let text = if end == 's' {
                         string(cx, u64::from_le_bytes(raw), lane)?
                     } else {
@@ -320,7 +320,7 @@ fn vprintf(cx: &mut Cx<'_, '_>, args: &[Given], returns: &[Given]) -> Result<()>
         }
         if let Some(&(to, _)) = returns.first() {
             let place = Place::FuncParam(to.into());
-            cx.w.func_params.slice(lane, to.into(), 4, place)?.copy_from_slice(&1u32.to_le_bytes());
+            cx.w.func_params.slice(lane, to.into(), 4, place)?.copy_from_slice(&printed.to_le_bytes());
             cx.w.func_params.set_hole(lane, to.into(), 4, None);
         }
     }

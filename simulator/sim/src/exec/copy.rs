@@ -174,7 +174,7 @@ impl Small {
                 let who = Who { lanes, ..me.who() };
                 copy_small(cl, who, to, from, n, total).map_err(|f| f.lane(l as u32))?;
             }
-            cl.finish_op(op, true);
+            cl.finish_op(op);
             Ok(())
         });
         Ok(())
@@ -304,11 +304,9 @@ impl Moved {
     fn carry_out(self, cl: &mut Cluster<'_>, me: &Agent) -> Result<()> {
         let Moved { from, to, targets, bytes, reduce, signal, op } = self;
         let data = cl.async_bytes(from, bytes, me)?;
-        if let Some(op) = op {
-            cl.finish_op(op, false);
-        }
+        let writer = op.map_or_else(|| me.clone(), |op| cl.sources_read(op, me));
         let global = matches!(to, Place::Global(_));
-        cl.write_later(me.clone(), (global, global && reduce.is_some()), move |cl, me| {
+        cl.write_later(writer, (global, global && reduce.is_some()), move |cl, me| {
             for at in targets {
                 cl.async_reduce(at, &data, reduce, me)?;
                 if let (Some(offset), Place::Shared { rank, .. }) = (signal, at) {
@@ -316,7 +314,7 @@ impl Moved {
                 }
             }
             if let Some(op) = op {
-                cl.finish_op(op, true);
+                cl.finish_op(op);
             }
             Ok(())
         });

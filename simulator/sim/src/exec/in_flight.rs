@@ -16,6 +16,7 @@ impl Cluster<'_> {
             pc: agent.pc,
             owner: (agent.cta, agent.warp),
             view: Arc::new(agent.outcome()),
+            written: None,
             lanes,
         };
         self.ops.insert(self.next_op, state);
@@ -31,12 +32,22 @@ impl Cluster<'_> {
         }
     }
 
-    /// Notes how far an operation has come.
-    pub fn finish_op(&mut self, op: OpId, done: bool) {
+    /// Notes that an operation is complete.
+    pub fn finish_op(&mut self, op: OpId) {
         if let Some(state) = self.ops.get_mut(&op) {
-            state.read = true;
-            state.done |= done;
+            (state.read, state.done) = (true, true);
         }
+    }
+
+    /// Notes that an operation has read its sources, and returns the agent of its writes: who waits for the reads alone knows
+    /// nothing of them.
+    pub fn sources_read(&mut self, op: OpId, agent: &Agent) -> Agent {
+        let (actor, clock) = self.engine.actor(agent.cta);
+        let writer = Agent { actor, clock, view: Arc::new(agent.outcome()), ..agent.clone() };
+        if let Some(state) = self.ops.get_mut(&op) {
+            (state.read, state.written) = (true, Some(Arc::new(writer.outcome())));
+        }
+        writer
     }
 
     /// Carries out `job` as this agent at a later point.
@@ -130,11 +141,11 @@ impl Cx<'_, '_> {
         }
         let mut gone = Vec::new();
         for op in must {
-            if let Some(state) = self.cl.ops.get(&op) {
-                if state.done {
-                    gone.push(op);
-                }
-                self.g.known.join(self.m & state.lanes, &state.view);
+            let Some(state) = self.cl.ops.get(&op) else { continue };
+            let written = state.written.as_ref().filter(|_| !read);
+            self.g.known.join(self.m & state.lanes, written.unwrap_or(&state.view));
+            if state.done && !(read && state.written.is_some()) {
+                gone.push(op);
             }
         }
         for op in &gone {

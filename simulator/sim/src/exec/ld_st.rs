@@ -111,7 +111,7 @@ fn execute_load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Order
     }
     let width = ty.bytes() as usize;
     let total = width * d.len();
-    let kind = Kind::READ.strong(order.reach());
+    let kind = Kind::READ.strong(order.reach()).constant(order.constant);
     let mut bytes = [0; 1024];
     let holes = cx.load_warp(a.space, &addresses, total, kind, &mut bytes)?;
     for (k, d) in d.iter().enumerate() {

@@ -179,7 +179,7 @@ impl Cx<'_, '_> {
 }
 
 pub fn decode(i: &mut Ins<'_>) -> Decoded {
-    i.ignore(&["b64", "noComplete"]);
+    i.ignore(&["b64"]);
     let relaxed = i.ast.has("relaxed");
     let mut order = i.ordering();
     // PTX ISA 9.7.13.15.13 and 16: without a word the scope is that of the CTA.
@@ -220,7 +220,7 @@ pub fn decode(i: &mut Ins<'_>) -> Decoded {
 }
 
 /// `mbarrier.arrive` and `arrive_drop`, also with `.expect_tx`.
-fn arrive(i: &Ins<'_>, space: Space, (drop, expect): (bool, bool), order: Ordering) -> Decoded {
+fn arrive(i: &mut Ins<'_>, space: Space, (drop, expect): (bool, bool), order: Ordering) -> Decoded {
     // `arrive [a]` without a result exists for remote barriers.
     let at = usize::from(!matches!(i.operand(0)?, Operand::Address(_)));
     let state = if at == 1 { i.dst(0)? } else { Dst::Sink };
@@ -229,6 +229,7 @@ fn arrive(i: &Ins<'_>, space: Space, (drop, expect): (bool, bool), order: Orderi
         return i.error("needs a byte count");
     }
     let n = last.unwrap_or(Src::Imm(1));
+    let completes = !i.has("noComplete");
     let apply = match (expect, drop) {
         (false, false) => Mbarrier::arrive,
         (false, true) => Mbarrier::arrive_drop,
@@ -242,7 +243,13 @@ fn arrive(i: &Ins<'_>, space: Space, (drop, expect): (bool, bool), order: Orderi
             false => cx.g.carried.passed_on(order.scope, cx.m),
         };
         let arrival = Arrival { view, reach: cx.reach(order.scope), clock };
-        change(cx, &a, n, state, Some(arrival), apply)
+        change(cx, &a, n, state, Some(arrival), |b, n| match apply(b, n)? {
+            Outcome { completed: true, .. } if !completes => Err(Fault::new(
+                Check::Mbarrier,
+                format!("mbarrier.arrive.noComplete completes phase {}", b.phase),
+            )),
+            outcome => Ok(outcome),
+        })
     }))
 }
 
@@ -409,8 +416,11 @@ impl Waiting {
         }
         let progress = cx.cl.progress;
         let known = cx.g.known.of(cx.first_lane() as usize);
-        let open = done == 0 || views.iter().any(|(_, v)| !known.knows_all(v, cx.g.actor));
-        let first_here = open && cx.w.first_wait(cx.pc, cx.m);
+        let beyond = |known: &View| views.iter().any(|(_, v)| !known.knows_all(v, cx.g.actor));
+        let open = done == 0 || beyond(&known);
+        // What the thread itself did, such as the arrival that completes the phase, is known to it.
+        let first_here =
+            open && cx.w.first_wait(cx.pc, cx.m) && (done == 0 || beyond(&cx.w.publish(cx.g, cx.m)));
         if first_here {
             (done, views) = (0, Vec::new());
         }

@@ -259,12 +259,12 @@ fn store_part(cx: &mut Cx<'_, '_>, from: &Addr, part: &Part, reduce: Option<Redu
                 let bytes = cl.async_bytes(Place::Shared { rank, offset: piece.smem }, piece.bytes, me)?;
                 pieces.extend(piece.global.map(|at| (Place::Global(at), bytes)));
             }
-            cl.finish_op(op, false);
-            cl.write_later(me.clone(), (true, reduce.is_some()), move |cl, me| {
+            let writer = cl.sources_read(op, me);
+            cl.write_later(writer, (true, reduce.is_some()), move |cl, me| {
                 for (at, bytes) in pieces {
                     cl.async_reduce(at, &bytes, reduce, me)?;
                 }
-                cl.finish_op(op, true);
+                cl.finish_op(op);
                 Ok(())
             });
             Ok(())

@@ -271,7 +271,7 @@ fn carry_out(op: &Multiply, b: SmemDesc, shares: Vec<Share>, cl: &mut Cluster<'_
         if let Some(w) = cl.warps[agent.cta as usize][agent.warp as usize].as_mut() {
             compute(op, w, generation, a, &b, scale_d);
         }
-        cl.finish_op(id, true);
+        cl.finish_op(id);
     }
     Ok(())
 }

@@ -28,6 +28,8 @@ pub struct OpState {
     pub owner: (u32, u32),
     /// What a waiter learns: what the issuer knew, and the operation itself.
     pub view: Arc<View>,
+    /// And what it wrote, if that is another's doing: see `sources_read`.
+    pub written: Option<Arc<View>>,
     /// The lanes that started it: those that can wait for it.
     pub lanes: u32,
 }

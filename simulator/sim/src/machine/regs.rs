@@ -13,6 +13,7 @@ use super::ids::{Ids, SPECIALS};
 use crate::program::{Dst, Reg, Src};
 use marks::Meta;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// All lanes.
 pub const FULL: u32 = u32::MAX;
@@ -88,6 +89,22 @@ impl Regs {
             epoch: 1,
             ..Regs::default()
         }
+    }
+
+    /// Makes rows what they are before the first write, in some lanes.
+    pub fn forget(&mut self, rows: &[Range<u32>; 3], m: u32) {
+        let [of_32, of_64, of_pred] = rows.clone().map(|rows| rows.start as usize..rows.end as usize);
+        let metas = self.meta32[of_32].iter_mut().chain(&mut self.meta64[of_64]);
+        metas.for_each(|meta| meta.written &= !m);
+        self.meta_pred[of_pred].iter_mut().for_each(|written| *written &= !m);
+        self.shadows.retain(|reg, _| {
+            let (file, row) = match *reg {
+                Reg::R32(i) => (0, i),
+                Reg::R64(i) | Reg::R128(i) => (1, i),
+                Reg::Pred(i) => (2, i),
+            };
+            !rows[file].contains(&row)
+        });
     }
 
     /// The low 32 bits of a value.

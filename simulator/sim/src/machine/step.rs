@@ -178,7 +178,9 @@ impl<'a> Cluster<'a> {
             Flow::Call(_) if m != g.mask => w.split(g, m, pc, pc + 1, pc + 1),
             Flow::Call(callee) => {
                 g.scope = w.open_scope(ScopeKind::Call { callee }, pc + 1, g.mask, g.scope);
-                g.pc = kernel.callees[callee as usize].entry;
+                let callee = &kernel.callees[callee as usize];
+                w.regs.forget(&callee.registers, g.mask);
+                g.pc = callee.entry;
                 Some(g)
             }
             Flow::Return => match w.enclosing_call(g.scope) {

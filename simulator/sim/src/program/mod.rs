@@ -9,6 +9,7 @@ pub mod flow;
 use crate::exec::Op;
 use crate::semantics::dot::Generation;
 use crate::trap::Site;
+use std::ops::Range;
 
 /// A register: a row of 32 lanes in one of three files, or a predicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,6 +91,8 @@ pub struct Callee {
     pub address: u64,
     pub params: Vec<Given>,
     pub returns: Vec<Given>,
+    /// Its registers, from the first row to behind the last of 32-bit, 64-bit and predicate rows.
+    pub registers: [Range<u32>; 3],
 }
 
 /// A kernel with all it calls.

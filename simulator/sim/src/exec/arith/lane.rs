@@ -191,9 +191,10 @@ pub(in crate::exec) fn find_nth(a: u32, base: u32, offset: i32) -> u32 {
     u32::MAX
 }
 
-pub(in crate::exec) fn abs_diff4(signed: bool, add: bool, a: u64, b: u64, c: u64) -> u64 {
+pub(in crate::exec) fn abs_diff4(signed: bool, most: u64, add: bool, a: u64, b: u64, c: u64) -> u64 {
     let byte = IntType { bits: 8, signed };
-    let difference = |i: u32| (byte.value(a >> (8 * i)) - byte.value(b >> (8 * i))).unsigned_abs() as u64;
+    let difference =
+        |i: u32| most.min((byte.value(a >> (8 * i)) - byte.value(b >> (8 * i))).unsigned_abs() as u64);
     if add {
         ((0..4).map(difference).sum::<u64>() + c) & mask(32)
     } else {

@@ -63,7 +63,7 @@ impl Cluster<'_> {
                     a.kind.noun())
             .party(self.earlier(a))
             .help("execute tcgen05.fence::after_thread_sync after the synchronization"),
-            Conflict::Race(a) | Conflict::Unfenced(a) => fault!(Check::Race, "{noun} of tensor memory is not ordered with an earlier {}", a.kind.noun())
+            Conflict::Race(a) | Conflict::Unfenced(a) | Conflict::NotConstant(a) => fault!(Check::Race, "{noun} of tensor memory is not ordered with an earlier {}", a.kind.noun())
             .party(self.earlier(a))
             .help("order them: tcgen05.commit and its mbarrier after mma, tcgen05.wait after ld and st"),
         }

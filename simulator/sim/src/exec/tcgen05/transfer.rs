@@ -149,7 +149,7 @@ pub fn load(op: &Arc<Access>, cx: &mut Cx<'_, '_>) -> Result<()> {
                 w.regs.set_row32(*reg, row);
             }
         }
-        cl.finish_op(id, true);
+        cl.finish_op(id);
         Ok(())
     });
     Ok(())
@@ -204,7 +204,7 @@ pub fn store(op: &Arc<Access>, cx: &mut Cx<'_, '_>) -> Result<()> {
                 }
             }
         }
-        cl.finish_op(id, true);
+        cl.finish_op(id);
         Ok(())
     });
     Ok(())
