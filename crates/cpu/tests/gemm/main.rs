@@ -279,23 +279,42 @@ fn w4a4_has_the_same_bits_on_every_isa_exact() {
     }
 }
 
+/// How many panels of 16 features a thread has decides which loops take them: each number of them, on each instruction set.
 #[test]
-fn results_do_not_depend_on_the_thread_count_exact() {
-    for a_format in [AFormat::Bf16, AFormat::Nvfp4] {
+fn a_feature_depends_on_no_other_and_on_no_count_of_threads_exact() {
+    let formats = [
+        (AFormat::F32, BlockFormat::Mxfp4),
+        (AFormat::Bf16, BlockFormat::Nvfp4),
+        (AFormat::Bf16, BlockFormat::Mxfp4),
+        (AFormat::Nvfp4, BlockFormat::Nvfp4),
+        (AFormat::Nvfp4, BlockFormat::Mxfp4),
+    ];
+    for ((a_format, b_format), m) in formats.into_iter().flat_map(|of| [1, 2, 33].map(|m| (of, m))) {
         let mut random = Random(10);
-        let (a, weights) = (random.activations(a_format, 70, 96), random.weights(BlockFormat::Nvfp4, 90, 96));
-        let packed = PackedGateUp::pack(&weights).unwrap();
-        let desc = desc(&a, &weights, Activation::Silu);
-        let run = |threads| {
-            let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
-            let mut gemm = CpuGemm::new(&CpuPlan::new(&desc, options).unwrap(), 1).unwrap();
-            let mut c = vec![f32::NAN; 70 * 90];
-            let group = [Group { first_row: 0, rows: 70, weights: &packed }];
-            gemm.run(&a, &group, OutputMut::F32(&mut c)).unwrap();
-            c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
-        };
-        let want = run(1);
-        assert!([2, 3, 7].into_iter().all(|threads| run(threads) == want), "{a_format}");
+        let (a, all) = (random.activations(a_format, m, 96), random.weights(b_format, 190, 96));
+        for isa in isas() {
+            let run = |weights: &GateUp<'_>, threads| {
+                let packed = PackedGateUp::pack(weights).unwrap();
+                let options = CpuOptions { isa: Some(isa), threads: Some(threads), ..CpuOptions::default() };
+                let mut c = vec![f32::NAN; m * weights.n()];
+                let group = [Group { first_row: 0, rows: m, weights: &packed }];
+                gemm_with(&desc(&a, weights, Activation::Silu), options)
+                    .run(&a, &group, OutputMut::F32(&mut c))
+                    .unwrap();
+                c
+            };
+            let want = run(&all, 1);
+            assert_close(&[want.clone()], &desc(&a, &all, Activation::Silu), &a, &all);
+            let threads = if EMULATED { &[3][..] } else { &[1, 3, 8] };
+            for (n, &threads) in (14..190).step_by(16).flat_map(|n| threads.iter().map(move |of| (n, of))) {
+                let found = run(&all.features(0..n).unwrap(), threads);
+                let same = |(row, found): (usize, &[f32])| found == &want[row * 190..][..n];
+                assert!(
+                    found.chunks(n).enumerate().all(same),
+                    "{isa}, {a_format} × {b_format}, {m} × {n}, {threads} threads"
+                );
+            }
+        }
     }
 }
 
