@@ -245,15 +245,20 @@ fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &W
     let chunk = 345.0 + bf16 + 70.0 * (tokens / 8.0).ceil();
     let of_tile = pairs(desc).div_ceil(16 * config.halves as usize);
     // Groups of a row each may be as many as there are rows: where even then all CTAs run at once, nothing is left for another turn.
-    let turns = match groups > 1 && (desc.m * of_tile) as f64 <= sms {
-        true => 1.0,
-        false => turns(of_tile as f64 * readings, sms, groups, 0.3),
-    };
-    // Two warps of a scheduler hide less of each other than three: measured at 16 tokens.
-    let few_warps = if f64::from(config.warps()) * turns.min(2.0) <= 8.0 { 1.08 } else { 1.0 };
+    let most = (desc.m * of_tile) as f64 / sms;
+    let at_once = groups > 1 && most <= f64::from(config.ctas_per_sm());
+    let turns = if at_once { most.ceil() } else { turns(of_tile as f64 * readings, sms, groups, 0.3) };
+    // Two warps of a scheduler hide less of each other than three, and of experts three less than four: measured at 16 and 2 tokens.
+    let few = if groups > 1 { 12.0 } else { 8.0 };
+    let few_warps = if f64::from(config.warps()) * turns.min(2.0) <= few { 1.08 } else { 1.0 };
     let compute = turns * chunks / 4.0 * chunk * uneven * few_warps / CLOCK * 1e6;
-    // Two CTAs of a multiprocessor hide each other's ends, but for groups, where each looks for its own first.
-    let next = if groups > 1 { 0.95 * (turns - 1.0) } else { (1.1 * (turns / 2.0 - 1.0)).max(0.0) };
+    // Two CTAs of a multiprocessor hide each other's ends, but for groups, where each looks for its own first; if all start at
+    // once, they do so while the kernel before ends.
+    let next = match (groups > 1, at_once) {
+        (true, true) => 0.5 * (turns - 1.0) - 2.5,
+        (true, false) => 0.95 * (turns - 1.0),
+        (false, _) => (1.1 * (turns / 2.0 - 1.0)).max(0.0),
+    };
     together(compute, memory_us(desc, readings, info)) + ENDS - 0.1 + next
 }
 
@@ -360,16 +365,35 @@ pub(crate) mod tests {
         }
     }
 
-    /// Measured on an H200: 24.8 µs for gpt-oss's mixture of one token with down in 180 CTAs of 64 features, 23.6 in 120 of 96.
+    /// Measured on H200s: `benchmarks/record/h200-2026-12-01.md`.
     #[test]
-    fn experts_of_one_token_have_a_multiprocessor_for_each_cta() {
-        let desc = DualGemmDesc {
-            op: Operation::Linear,
-            ..DualGemmDesc::new(4, 2880, 2880, AFormat::Bf16, BlockFormat::Mxfp4)
-        };
-        let us = |config: &Warpwise| warpwise_us(&desc, 128, &h100(), config);
-        let best = Warpwise::menu().filter(|c| c.tokens == 2).min_by(|a, b| us(a).total_cmp(&us(b))).unwrap();
-        assert_eq!((best.halves, best.k_groups), (3, 8));
+    fn ctas_of_experts_run_at_once_where_that_was_faster() {
+        let h200 = DeviceInfo { memory_bytes: 141 << 30, ..h100() };
+        // Of gpt-oss, DeepSeek-V3 and experts of 768: rows, features, halves of gate/up's CTAs and of down's.
+        for (rows, experts, (n, k), halves) in [
+            (4, 128, (2880, 2880), [6, 3]),
+            (8, 128, (2880, 2880), [6, 6]),
+            (12, 128, (2880, 2880), [6, 5]),
+            (16, 128, (2880, 2880), [12, 6]),
+            (20, 128, (2880, 2880), [6, 7]),
+            (24, 128, (2880, 2880), [6, 6]),
+            (8, 256, (2048, 7168), [8, 7]),
+            (16, 256, (2048, 7168), [8, 8]),
+            (32, 256, (2048, 7168), [4, 8]),
+            (8, 128, (768, 2048), [3, 4]),
+            (16, 128, (768, 2048), [6, 8]),
+            (32, 128, (768, 2048), [12, 8]),
+            (48, 128, (768, 2048), [8, 8]),
+        ] {
+            let gate_up = DualGemmDesc::new(rows, n, k, AFormat::Bf16, BlockFormat::Mxfp4);
+            let found =
+                [gate_up, DualGemmDesc { n: k, k: n, op: Operation::Linear, ..gate_up }].map(|desc| {
+                    let us = |config: &Warpwise| warpwise_us(&desc, experts, &h200, config);
+                    let few = Warpwise::menu().filter(|c| c.tokens == 2);
+                    few.min_by(|a, b| us(a).total_cmp(&us(b))).unwrap().halves
+                });
+            assert_eq!(found, halves, "{rows} rows of {experts} experts of {n}x{k}");
+        }
     }
 
     #[test]

@@ -73,6 +73,8 @@ impl Config {
         let wide = (1..=8u32).flat_map(move |halves| {
             [2, 4, 8].map(|tokens| config(halves, tokens, MOST_WARPS / halves.div_ceil(2)))
         });
+        // Of experts, all CTAs of up to 4 tokens that choose 4 each run at once.
+        let wide = wide.chain([config(12, 2, 2)]);
         let many = [(1, 12), (2, 12), (2, 8), (4, 4)];
         wide.chain(many.map(|(halves, k_groups)| config(halves, 16, k_groups)))
     }
@@ -100,7 +102,7 @@ impl Config {
     }
 
     /// CTAs that a multiprocessor has registers for: 16 rows in more than eight warps leave none for a second.
-    pub(super) fn ctas_per_sm(&self) -> u32 {
+    pub fn ctas_per_sm(&self) -> u32 {
         if self.warps() * self.tokens <= 128 { 2 } else { 1 }
     }
 
@@ -117,11 +119,11 @@ impl Config {
     }
 
     /// Chunks that a warp asks for ahead of A: all that it has room for where CTAs share multiprocessors, so that one has what it
-    /// will read while the other ends. Of many tokens, and of CTAs that are alone, A would come behind these bytes, and nothing
-    /// be multiplied meanwhile.
-    pub(super) fn chunks_before_a(&self, alone: bool, codes: bool) -> u32 {
+    /// will read while the other ends. Of many tokens, and of CTAs that start together, A would come behind these bytes, and
+    /// nothing be multiplied meanwhile.
+    pub(super) fn chunks_before_a(&self, together: bool, codes: bool) -> u32 {
         let many = self.tokens >= if codes { 8 } else { 16 };
-        if alone || many { 1 } else { self.chunks }
+        if together || many { 1 } else { self.chunks }
     }
 
     /// Whether codes of A are expanded on the way: of more tokens that takes registers that there are not.
@@ -229,10 +231,11 @@ impl Tile for Config {
         let list = args.group_rows(args.pack(list))?;
         // Where each CTA can have a multiprocessor to itself, two must not come to lie on one, which would take twice as long:
         // they do behind a kernel that leaves some multiprocessors before others (measured: 41 instead of 34 µs for an MLP).
-        let alone = grid[0].saturating_mul(grid[1]) <= kernel.device.info().sm_count;
-        // The second product on choices has an A when the first has ended: what there is room for is there by then.
-        let late = args.choices.is_some() && args.settled;
-        let first = if late { self.chunks } else { self.chunks_before_a(alone, variant.codes.is_some()) };
+        let (ctas, sms) = (grid[0].saturating_mul(grid[1]), kernel.device.info().sm_count);
+        let alone = ctas <= sms;
+        // CTAs on choices know their weights no sooner than A. If all start at once, A would come behind what all have room for.
+        let together = args.choices.is_some() && ctas <= 2 * sms;
+        let first = self.chunks_before_a(alone || together, variant.codes.is_some());
         let list = args.sizes(list, k).u32(first);
         let list = if args.groups.is_some() { list.u32(args.settled.into()) } else { list };
         let list = if let Some(per_row) = args.choices { list.u32(per_row as u32) } else { list };

@@ -240,12 +240,12 @@ impl<'a> Fused<'a> {
         let [first, next] = match (config.row_groups(), config.k_groups) {
             // Warps that share blocks of A have the same parts.
             (3, 5) if !config.shares_blocks() => {
-                k.comment("Of 15 warps the last scheduler has three: each of those takes a third more of K.");
+                k.comment("Of 15 warps the last scheduler has three, which take a quarter more of K.");
                 [0u32, 1].map(|next| {
                     let part = k.eval(part + next);
                     let above = k.compare(Cmp::Gt, part + group, 3u32);
                     let above = k.select::<U32>(above, 1u32, 0u32);
-                    k.eval((part * 3 + above) * self.blocks / 16)
+                    k.eval((part * 4 + above) * self.blocks / 21)
                 })
             }
             (_, parts) => [0u32, 1].map(|next| k.eval((part + next) * self.blocks / parts)),

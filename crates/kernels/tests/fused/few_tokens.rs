@@ -31,7 +31,7 @@ fn config(halves: u32, tokens: u32, k_groups: u32) -> Config {
 #[test]
 fn every_tile_of_the_kernel_for_few_tokens_close() {
     // Half a chunk, whole ones, and both; warps that do not take equal parts of K.
-    let sizes = Config::menu().filter(|config| [1, 2, 3, 6, 7].contains(&config.halves));
+    let sizes = Config::menu().filter(|config| [1, 2, 3, 6, 7, 12].contains(&config.halves));
     for (i, config) in sizes.enumerate() {
         let codes = if i % 2 == 0 || !config.expands_codes() { None } else { CODES };
         // More than one CTA, the last one not full; a warp's ring goes round.
