@@ -22,6 +22,7 @@ use crate::memory::shared::Shared;
 use crate::report::Counters;
 use crate::trap::{Check, Fault, Party, Spot, Trap};
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
 /// Why [`Cluster::run`] returned.
@@ -100,16 +101,21 @@ pub struct Cluster<'a> {
     told: u64,
     /// Text printed by the kernel.
     pub output: String,
-    /// `(progress, how often)` polls were answered "not yet" without effect.
-    forced: (u64, u32),
+    /// `(progress, how often, registers)`: polls were answered "not yet" without effect.
+    forced: (u64, u32, u64),
 }
 
 /// Operations take 1 to this many instructions of the cluster to complete.
 const MAX_DELAY: u64 = 400;
 /// A slice is 1 to this many instructions.
 const MAX_SLICE: u64 = 48;
-/// Rounds of unanswered polls after which a cluster counts as stuck.
+/// Rounds of unanswered polls after which a cluster counts as stuck, if its registers are what they were a round before: who
+/// counts its polls, or looks at a clock, may give up.
 const PATIENCE: u32 = 3;
+/// Rounds after which it is stuck in any case.
+const MOST_POLLS: u32 = 1 << 12;
+/// How far clocks go on in a round in which nothing else happens.
+pub const IDLE_ROUND: u64 = 1 << 14;
 /// Interned shadow states after which unused ones are dropped.
 const MAX_STATES: usize = 1 << 18;
 
@@ -172,7 +178,7 @@ impl<'a> Cluster<'a> {
             counters: Counters::new(launch.kernel.opcodes.len(), warps as usize),
             told: 0,
             output: String::new(),
-            forced: (0, 0),
+            forced: (0, 0, 0),
         }
     }
 
@@ -304,11 +310,16 @@ impl<'a> Cluster<'a> {
             }
         }
         if self.forced.0 != self.progress {
-            self.forced = (self.progress, 0);
+            self.forced = (self.progress, 0, 0);
         }
         self.forced.1 += 1;
         if self.forced.1 > PATIENCE {
-            return false;
+            let registers = self.registers();
+            if registers == self.forced.2 || self.forced.1 > MOST_POLLS {
+                return false;
+            }
+            self.forced.2 = registers;
+            self.time += IDLE_ROUND;
         }
         let mut any = false;
         for group in self.warps.iter_mut().flatten().flatten().flat_map(|w| &mut w.groups) {
@@ -318,6 +329,13 @@ impl<'a> Cluster<'a> {
             }
         }
         any
+    }
+
+    /// A hash of all registers.
+    pub fn registers(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.warps.iter().flatten().flatten().for_each(|warp| warp.regs.hash(&mut hasher));
+        hasher.finish()
     }
 
     /// Executes what waits for the cluster's turn at global memory: one instruction of every group that does.

@@ -5,7 +5,7 @@
 //! (atomics, reductions, volatile, relaxed, acquire and release accesses) wait for the end of the round, where
 //! clusters take turns in order of their index. So no result depends on how fast a host thread was.
 
-use super::cluster::{Cluster, Status};
+use super::cluster::{Cluster, IDLE_ROUND, Status};
 use crate::check::cross::Finished;
 use crate::check::launches::Launches;
 use crate::config::Config;
@@ -54,8 +54,10 @@ pub struct Launch<'a> {
 
 /// Instructions a cluster may execute in one round.
 const ROUND: u64 = 20_000;
-/// Rounds without any progress after which the grid is taken to be stuck.
+/// Rounds without any progress after which the grid is taken to be stuck, if registers are what they were so many rounds before.
 const PATIENCE: u32 = 64;
+/// How often registers may differ then.
+const MOST_CHANGES: u32 = 1 << 6;
 
 /// Runs a grid to its end. Returns what was counted and printed, and what it did to global memory.
 pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap>> {
@@ -71,6 +73,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
     let mut finished = Finished::default();
     let mut idle = 0;
     let mut last_progress = 0;
+    let mut changes = (0, 0);
     while next < total || !resident.is_empty() {
         while next < total && (resident.len() as u32) < limit {
             resident.push(Cluster::new(launch, next));
@@ -108,11 +111,18 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
         }
         let progress = resident.iter().map(|c| c.progress).sum::<u64>();
         idle = if polling && progress == last_progress { idle + 1 } else { 0 };
+        changes = if progress == last_progress { changes } else { (0, 0) };
         last_progress = progress;
         if idle > PATIENCE {
             // They poll global memory, perhaps for clusters that have not started: the card would hold more.
             if next == total || limit == capacity {
-                return Err(resident[0].deadlock());
+                let registers = resident.iter().fold(0u64, |sum, c| sum.rotate_left(1) ^ c.registers());
+                if registers == changes.1 || changes.0 == MOST_CHANGES {
+                    return Err(resident[0].deadlock());
+                }
+                (changes, idle) = ((changes.0 + 1, registers), 0);
+                resident.iter_mut().for_each(|c| c.time += IDLE_ROUND);
+                continue;
             }
             limit = (limit * 2).min(capacity);
             idle = 0;

@@ -13,6 +13,7 @@ use super::ids::{Ids, SPECIALS};
 use crate::program::{Dst, Reg, Src};
 use marks::Meta;
 use std::collections::HashMap;
+use std::hash::{Hash as _, Hasher};
 use std::ops::Range;
 
 /// All lanes.
@@ -105,6 +106,11 @@ impl Regs {
             };
             !rows[file].contains(&row)
         });
+    }
+
+    /// Adds all values to a hash.
+    pub fn hash(&self, hasher: &mut impl Hasher) {
+        (&self.r32, &self.r64, &self.pred).hash(hasher);
     }
 
     /// The low 32 bits of a value.
