@@ -304,7 +304,7 @@ fn a_feature_depends_on_no_other_and_on_no_count_of_threads_exact() {
                 c
             };
             let want = run(&all, 1);
-            assert_close(&[want.clone()], &desc(&a, &all, Activation::Silu), &a, &all);
+            assert_close(std::slice::from_ref(&want), &desc(&a, &all, Activation::Silu), &a, &all);
             let threads = if EMULATED { &[3][..] } else { &[1, 3, 8] };
             for (n, &threads) in (14..190).step_by(16).flat_map(|n| threads.iter().map(move |of| (n, of))) {
                 let found = run(&all.features(0..n).unwrap(), threads);
