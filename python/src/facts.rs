@@ -1,7 +1,7 @@
 //! What is known of packed weights beside their bytes, and what callers say of activations.
 
 use dualgemm::checkpoint::LinearSource;
-use dualgemm::formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix, match_floats};
+use dualgemm::formats::{BlockFormat, Float, FloatType, GlobalScale, QuantizedMatrix, match_floats};
 use dualgemm::gemm::QuantizeA;
 use pyo3::prelude::*;
 
@@ -104,6 +104,6 @@ pub fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Ve
 /// All elements of an array of floats.
 pub fn float_values(name: &str, array: &Array<'_>) -> PyResult<Vec<f32>> {
     Ok(match_floats!(array.float_type(name)?, FloatType[T] => {
-        array.gather::<T>(name)?.into_iter().map(Into::into).collect()
+        array.gather::<T>(name)?.into_iter().map(Float::value).collect()
     }))
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use bytemuck::Pod;
-use dualgemm_formats::{FloatMatrix, Matrix, match_floats};
+use dualgemm_formats::{Float as _, FloatMatrix, Matrix, match_floats};
 
 use crate::{Dtype, Error};
 
@@ -67,7 +67,7 @@ impl<'a> TensorView<'a> {
     /// # Errors
     /// If the type is not F32, F16 or BF16.
     pub fn to_f32(&self, what: &'static str) -> Result<Vec<f32>, Error> {
-        Ok(match_floats!(self.dtype, Dtype[T] => cast::<T>(self.bytes).iter().map(|&x| x.into()).collect(),
+        Ok(match_floats!(self.dtype, Dtype[T] => cast::<T>(self.bytes).iter().map(|x| x.value()).collect(),
             _ => return Err(self.dtype_error(what, "F32, F16 or BF16"))))
     }
 

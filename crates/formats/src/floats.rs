@@ -142,7 +142,13 @@ pub trait Float: Copy + Default + Send + Sync + Into<f32> + 'static {
     /// [`nearest`](Self::nearest) of as many numbers as `to` has.
     fn narrow(from: &[f32], to: &mut [Self]);
 
-    /// As many numbers as `to` has, exact.
+    /// The number, exact.
+    #[inline]
+    fn value(self) -> f32 {
+        self.into()
+    }
+
+    /// [`value`](Self::value) of as many numbers as `to` has.
     fn widen(from: &[Self], to: &mut [f32]);
 }
 
@@ -217,7 +223,7 @@ macro_rules! match_floats {
 impl FloatType {
     /// The nearest number of this type, ties to even; past the largest, infinity.
     pub fn round(self, x: f32) -> f32 {
-        match_floats!(self, Self[T] => T::nearest(x).into())
+        match_floats!(self, Self[T] => T::nearest(x).value())
     }
 
     /// Bytes of a number.
@@ -230,7 +236,7 @@ impl FloatType {
 
     /// Numbers from their little-endian bytes, exact; bytes that are left over are not read.
     pub fn values(self, bytes: &[u8]) -> Vec<f32> {
-        match_floats!(self, Self[T] => bytes.as_chunks().0.iter().map(|&x| T::from_le_bytes(x).into()).collect())
+        match_floats!(self, Self[T] => bytes.as_chunks().0.iter().map(|&x| T::from_le_bytes(x).value()).collect())
     }
 }
 
@@ -314,7 +320,7 @@ impl FloatMatrix<'_> {
     /// If there is no such element.
     #[inline]
     pub fn value(&self, row: usize, col: usize) -> f32 {
-        match_floats!(self, Self(m) => m.row(row)[col].into())
+        match_floats!(self, Self(m) => m.row(row)[col].value())
     }
 }
 

@@ -35,7 +35,7 @@ impl Memory {
     }
 
     fn values(&self) -> Vec<f64> {
-        match_floats!(self, Self(values) => values.iter().map(|&x| x.into()).collect())
+        match_floats!(self, Self(values) => values.iter().map(|x| x.value().into()).collect())
     }
 }
 
