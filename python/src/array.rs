@@ -2,7 +2,7 @@
 
 mod protocols;
 
-use dualgemm::formats::FloatType;
+use dualgemm::formats::{FloatType, match_floats};
 use dualgemm_cli::machine;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -48,12 +48,7 @@ impl Dtype {
 
     /// The type of floats that operands have, if it is one.
     pub fn float_type(self) -> Option<FloatType> {
-        match self {
-            Self::F32 => Some(FloatType::F32),
-            Self::F16 => Some(FloatType::F16),
-            Self::Bf16 => Some(FloatType::Bf16),
-            _ => None,
-        }
+        Some(match_floats!(self, Self => FloatType, _ => return None))
     }
 
     /// Bytes per element.

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use dualgemm::cpu::CpuOptions;
 use dualgemm::cpu::attention::{Causal, Heads, Prepared, is_available};
 use dualgemm::cpu::token::{LayerDesc, Norm, Part, TokenLayer, Tokens, takes_prompts};
-use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
+use dualgemm::formats::{FloatMatrix, FloatType, Matrix, match_floats};
 use dualgemm::gemm::{AOperand, OutputMut, QuantizeA};
 use dualgemm::{AnyRunner, Error, LayerCall, Target};
 use half::{bf16, f16};
@@ -380,9 +380,5 @@ fn matrix<'a>(name: &str, array: &'a Array<'_>, rows: usize) -> PyResult<FloatMa
         }
         .map_err(facade)
     }
-    Ok(match array.float_type(name)? {
-        FloatType::F32 => FloatMatrix::F32(of(name, array, rows)?),
-        FloatType::F16 => FloatMatrix::F16(of::<f16>(name, array, rows)?),
-        FloatType::Bf16 => FloatMatrix::Bf16(of::<bf16>(name, array, rows)?),
-    })
+    Ok(match_floats!(array.float_type(name)?, FloatType => FloatMatrix(of(name, array, rows)?)))
 }

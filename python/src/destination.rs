@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dualgemm::formats::{FloatType, ScaleLayout};
+use dualgemm::formats::{FloatType, ScaleLayout, match_floats};
 use dualgemm::gemm::{OutFormat, OutScale, OutputMut};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -105,11 +105,7 @@ impl<'py> Destination<'py> {
 
 /// An array of floats that can be written.
 pub fn output<'a>(name: &str, array: &'a mut Array<'_>) -> PyResult<OutputMut<'a>> {
-    Ok(match array.float_type(name)? {
-        FloatType::F32 => OutputMut::F32(array.as_mut_slice(name)?),
-        FloatType::F16 => OutputMut::F16(array.as_mut_slice(name)?),
-        FloatType::Bf16 => OutputMut::Bf16(array.as_mut_slice(name)?),
-    })
+    Ok(match_floats!(array.float_type(name)?, FloatType => OutputMut(array.as_mut_slice(name)?)))
 }
 
 /// An array of one-byte elements that can be written.

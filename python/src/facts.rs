@@ -1,9 +1,8 @@
 //! What is known of packed weights beside their bytes, and what callers say of activations.
 
 use dualgemm::checkpoint::LinearSource;
-use dualgemm::formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix};
+use dualgemm::formats::{BlockFormat, Float, FloatType, GlobalScale, QuantizedMatrix, match_floats};
 use dualgemm::gemm::QuantizeA;
-use half::{bf16, f16};
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -104,9 +103,7 @@ pub fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Ve
 
 /// All elements of an array of floats.
 pub fn float_values(name: &str, array: &Array<'_>) -> PyResult<Vec<f32>> {
-    match array.float_type(name)? {
-        FloatType::F32 => array.gather(name),
-        FloatType::F16 => Ok(array.gather::<f16>(name)?.into_iter().map(f16::to_f32).collect()),
-        FloatType::Bf16 => Ok(array.gather::<bf16>(name)?.into_iter().map(bf16::to_f32).collect()),
-    }
+    Ok(match_floats!(array.float_type(name)?, FloatType[T] => {
+        array.gather::<T>(name)?.into_iter().map(Float::value).collect()
+    }))
 }

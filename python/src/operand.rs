@@ -4,10 +4,9 @@ use std::borrow::Cow;
 
 use dualgemm::device::DevicePtr;
 use dualgemm::formats::{
-    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout,
+    BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout, match_floats,
 };
 use dualgemm::gemm::AOperand;
-use half::{bf16, f16};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyTuple};
@@ -250,19 +249,13 @@ pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>>
         }
         .map_err(facade)
     }
-    Ok(match array.dtype.float_type() {
-        Some(FloatType::F32) => FloatMatrix::F32(matrix(name, array)?),
-        Some(FloatType::F16) => FloatMatrix::F16(matrix::<f16>(name, array)?),
-        Some(FloatType::Bf16) => FloatMatrix::Bf16(matrix::<bf16>(name, array)?),
-        None => {
-            let other = array.dtype;
-            let hint = match other {
-                Dtype::F64 | Dtype::I32 | Dtype::I64 => "round it to one of them first",
-                _ => "codes come as a dualgemm.Quantized with their scales",
-            };
-            refuse!(Operand, "{name}: is {other}; float32, float16 or bfloat16 is needed; {hint}");
-        }
-    })
+    Ok(match_floats!(array.dtype, Dtype => FloatMatrix(matrix(name, array)?), other => {
+        let hint = match other {
+            Dtype::F64 | Dtype::I32 | Dtype::I64 => "round it to one of them first",
+            _ => "codes come as a dualgemm.Quantized with their scales",
+        };
+        refuse!(Operand, "{name}: is {other}; float32, float16 or bfloat16 is needed; {hint}");
+    }))
 }
 
 /// The value that a name stands for, `what` in messages.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm::device::Stream;
-use dualgemm::formats::{BlockFormat, ScaleLayout};
+use dualgemm::formats::{BlockFormat, ScaleLayout, match_floats};
 use dualgemm::gemm::{Activation, Epilogue, OutFormat, OutScale, OutputMut, QuantizeA, Routing};
 use dualgemm::{
     AnyDesc, AnyPlan, AnyRunner, DeviceC, DeviceCall, DeviceRouting, GpuOptions, LayerCall, Plan, Target,
@@ -76,21 +76,15 @@ impl dualgemm_plan {
 }
 
 fn out_format(name: &str, (of, scale_layout, scale): (u32, u32, f32)) -> Result<OutFormat, Failure> {
-    Ok(match format(of)? {
-        dualgemm_format::F32 => OutFormat::F32,
-        dualgemm_format::F16 => OutFormat::F16,
-        dualgemm_format::Bf16 => OutFormat::Bf16,
+    Ok(match_floats!(format(of)?, dualgemm_format => OutFormat,
         dualgemm_format::Nvfp4 => OutFormat::Nvfp4 {
             scale_layout: layout(scale_layout)?,
-            global_scale: match scale {
-                0.0 => OutScale::Dynamic,
-                scale => OutScale::Static(scale),
-            },
+            global_scale: if scale == 0.0 { OutScale::Dynamic } else { OutScale::Static(scale) },
         },
         dualgemm_format::Mxfp4 => {
             return Err(Failure::argument(format!("{name}: is Mxfp4; F32, F16, Bf16 or Nvfp4 is needed")));
         }
-    })
+    ))
 }
 
 /// Plans a problem for weights of the shape, format and target of `weights`. The plan does not keep them: it serves every
@@ -346,15 +340,12 @@ unsafe fn output<'a>(
     let len = rows.checked_mul(n).filter(|len| *len <= isize::MAX as usize / 4).ok_or_else(too_large)?;
     // SAFETY: each length is what rows, n and format say, for which the memory can be written, by the caller's word.
     unsafe {
-        Ok(match out {
-            OutFormat::F32 => OutputMut::F32(slice("c", c, len)?),
-            OutFormat::F16 => OutputMut::F16(slice("c", c, len)?),
-            OutFormat::Bf16 => OutputMut::Bf16(slice("c", c, len)?),
+        Ok(match_floats!(out, OutFormat => OutputMut(slice("c", c, len)?),
             OutFormat::Nvfp4 { scale_layout, .. } => OutputMut::Nvfp4 {
                 codes: slice("c", c, len / 2)?,
                 scales: slice("c_scales", c_scales.cast(), scales_len(scale_layout, rows, n))?,
-            },
-        })
+            }
+        ))
     }
 }
 

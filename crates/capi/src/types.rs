@@ -5,7 +5,9 @@ use std::ffi::c_void;
 
 use dualgemm::DeviceA;
 use dualgemm::device::DevicePtr;
-use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm::formats::{
+    BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout, match_floats,
+};
 use dualgemm::gemm::{AFormat, AOperand};
 
 use crate::device::address;
@@ -74,13 +76,9 @@ pub(crate) fn format(value: u32) -> Result<dualgemm_format, Failure> {
 
 /// The format of A of a number from C.
 pub(crate) fn a_format(value: u32) -> Result<AFormat, Failure> {
-    Ok(match format(value)? {
-        dualgemm_format::F32 => AFormat::F32,
-        dualgemm_format::F16 => AFormat::F16,
-        dualgemm_format::Bf16 => AFormat::Bf16,
+    Ok(match_floats!(format(value)?, dualgemm_format => AFormat,
         dualgemm_format::Nvfp4 => AFormat::Nvfp4,
-        dualgemm_format::Mxfp4 => AFormat::Mxfp4,
-    })
+        dualgemm_format::Mxfp4 => AFormat::Mxfp4))
 }
 
 /// The layout of a number from C.
@@ -165,12 +163,9 @@ impl dualgemm_matrix {
     pub(crate) unsafe fn operand<'a>(&self, name: &str) -> Result<AOperand<'a>, Failure> {
         // SAFETY: the caller promises what `floats` and `quantized` ask for, and elements are of the format's type.
         unsafe {
-            Ok(match format(self.format)? {
-                dualgemm_format::F32 => AOperand::Float(FloatMatrix::F32(self.floats(name)?)),
-                dualgemm_format::F16 => AOperand::Float(FloatMatrix::F16(self.floats(name)?)),
-                dualgemm_format::Bf16 => AOperand::Float(FloatMatrix::Bf16(self.floats(name)?)),
-                dualgemm_format::Nvfp4 | dualgemm_format::Mxfp4 => AOperand::Quantized(self.quantized(name)?),
-            })
+            let floats = match_floats!(format(self.format)?, dualgemm_format => FloatMatrix(self.floats(name)?),
+                _ => return Ok(AOperand::Quantized(self.quantized(name)?)));
+            Ok(AOperand::Float(floats))
         }
     }
 

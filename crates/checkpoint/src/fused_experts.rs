@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use bytemuck::Pod;
-use dualgemm_formats::{FloatMatrix, Matrix};
+use dualgemm_formats::{FloatMatrix, Matrix, match_floats};
 
 use crate::families::model_types;
 use crate::linear::kept;
@@ -74,13 +74,11 @@ impl<'a> FloatWeight<'a> {
             &self.tensor.bytes[experts.start * self.expert_bytes()..experts.end * self.expert_bytes()];
         let gather = Gather { experts: experts.len(), rows, k, n, transposed };
         let name = self.name.as_str();
-        let matrix = match self.tensor.dtype {
-            Dtype::F32 => gather.matrix(name, bytes, row).map(FloatMatrix::F32),
-            Dtype::F16 => gather.matrix(name, bytes, row).map(FloatMatrix::F16),
-            Dtype::Bf16 => gather.matrix(name, bytes, row).map(FloatMatrix::Bf16),
-            _ => return Err(self.tensor.dtype_error("a float matrix", "F32, F16 or BF16")),
-        };
-        matrix.map_err(|source| Error::Format { file: self.tensor.name.into(), source })
+        let fault = |source| Error::Format { file: self.tensor.name.into(), source };
+        let matrix = match_floats!(self.tensor.dtype,
+            Dtype => FloatMatrix(gather.matrix(name, bytes, row).map_err(fault)?),
+            _ => return Err(self.tensor.dtype_error("a float matrix", "F32, F16 or BF16")));
+        Ok(matrix)
     }
 
     /// Elements per row.

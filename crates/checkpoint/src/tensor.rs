@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use bytemuck::Pod;
-use dualgemm_formats::{FloatMatrix, Matrix};
-use half::{bf16, f16};
+use dualgemm_formats::{Float as _, FloatMatrix, Matrix, match_floats};
 
 use crate::{Dtype, Error};
 
@@ -56,13 +55,11 @@ impl<'a> TensorView<'a> {
         if rows == 0 || cols == 0 {
             return Err(self.shape_error("a matrix", "at least one row and one column".into()));
         }
-        let matrix = match self.dtype {
-            Dtype::F32 => Matrix::new(self.name, rows, cols, cast(self.bytes)).map(FloatMatrix::F32),
-            Dtype::F16 => Matrix::new(self.name, rows, cols, cast(self.bytes)).map(FloatMatrix::F16),
-            Dtype::Bf16 => Matrix::new(self.name, rows, cols, cast(self.bytes)).map(FloatMatrix::Bf16),
-            _ => return Err(self.dtype_error("a float matrix", "F32, F16 or BF16")),
-        };
-        matrix.map_err(|source| Error::Format { file: self.name.into(), source })
+        let fault = |source| Error::Format { file: self.name.into(), source };
+        let matrix = match_floats!(self.dtype,
+            Dtype => FloatMatrix(Matrix::new(self.name, rows, cols, cast(self.bytes)).map_err(fault)?),
+            _ => return Err(self.dtype_error("a float matrix", "F32, F16 or BF16")));
+        Ok(matrix)
     }
 
     /// All elements as f32, exact.
@@ -70,12 +67,8 @@ impl<'a> TensorView<'a> {
     /// # Errors
     /// If the type is not F32, F16 or BF16.
     pub fn to_f32(&self, what: &'static str) -> Result<Vec<f32>, Error> {
-        Ok(match self.dtype {
-            Dtype::F32 => cast::<f32>(self.bytes).into_owned(),
-            Dtype::F16 => cast::<f16>(self.bytes).iter().map(|x| x.to_f32()).collect(),
-            Dtype::Bf16 => cast::<bf16>(self.bytes).iter().map(|x| x.to_f32()).collect(),
-            _ => return Err(self.dtype_error(what, "F32, F16 or BF16")),
-        })
+        Ok(match_floats!(self.dtype, Dtype[T] => cast::<T>(self.bytes).iter().map(|x| x.value()).collect(),
+            _ => return Err(self.dtype_error(what, "F32, F16 or BF16"))))
     }
 
     pub(crate) fn dtype_error(&self, what: &'static str, valid: &'static str) -> Error {

@@ -374,12 +374,7 @@ fn conventions() -> PossibleValuesParser {
 
 /// C in a format; one in nvfp4 has block scales in this order and this tensor scale.
 pub fn out_format(format: AFormat, scale_layout: ScaleLayout, global_scale: OutScale) -> OutFormat {
-    match format {
-        AFormat::F32 => OutFormat::F32,
-        AFormat::F16 => OutFormat::F16,
-        AFormat::Bf16 => OutFormat::Bf16,
-        AFormat::Nvfp4 | AFormat::Mxfp4 => OutFormat::Nvfp4 { scale_layout, global_scale },
-    }
+    format.float_type().map_or(OutFormat::Nvfp4 { scale_layout, global_scale }, OutFormat::from)
 }
 
 /// Where to compute.

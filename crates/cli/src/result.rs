@@ -11,7 +11,7 @@ use dualgemm::checkpoint::write::write_activations;
 use dualgemm::checkpoint::{TensorFiles, activations};
 use dualgemm::formats::quantize::te_codes;
 use dualgemm::formats::scalar::{e2m1, e4m3};
-use dualgemm::formats::{FloatMatrix, GlobalScale, Matrix, QuantizedMatrix};
+use dualgemm::formats::{FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, match_floats};
 use dualgemm::gemm::{AFormat, AOperand, Bounded, Comparer, Comparison, OutFormat, OutScale};
 
 /// C, `[m, n]`, in the form in which A of the next layer would be given.
@@ -108,9 +108,9 @@ impl<'a> Comparing<'a> {
             sample.rows().iter().flat_map(|&row| m.row(row)).copied().collect()
         }
         match &self.result.0 {
-            AOperand::Float(FloatMatrix::F32(m)) => self.comparer.add(&pick(m, sample), want)?,
-            AOperand::Float(FloatMatrix::F16(m)) => self.comparer.add(&pick(m, sample), want)?,
-            AOperand::Float(FloatMatrix::Bf16(m)) => self.comparer.add(&pick(m, sample), want)?,
+            AOperand::Float(m) => {
+                match_floats!(m, FloatMatrix(m) => self.comparer.add(&pick(m, sample), want)?);
+            }
             AOperand::Quantized(m) => {
                 let want: Vec<Bounded> = want.iter().map(|&want| want.into()).collect();
                 let (mut values, mut stored) = (Vec::new(), Vec::with_capacity(want.len()));

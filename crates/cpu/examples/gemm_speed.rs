@@ -9,9 +9,9 @@
 use std::time::{Duration, Instant};
 
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Team, limits};
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut};
-use half::{bf16, f16};
+use half::f16;
 
 struct Random(u64);
 
@@ -39,19 +39,9 @@ impl Random {
         if format.block_format().is_some() {
             return AOperand::Quantized(self.quantized(m, k));
         }
+        let ty = format.float_type().expect("floats, if no blocks");
         let values = (0..m * k).map(|_| self.normal());
-        let fits = "sizes agree";
-        AOperand::Float(match format {
-            AFormat::F32 => FloatMatrix::F32(Matrix::new("a", m, k, values.collect::<Vec<_>>()).expect(fits)),
-            AFormat::F16 => {
-                let values: Vec<f16> = values.map(f16::from_f32).collect();
-                FloatMatrix::F16(Matrix::new("a", m, k, values).expect(fits))
-            }
-            _ => {
-                let values: Vec<bf16> = values.map(bf16::from_f32).collect();
-                FloatMatrix::Bf16(Matrix::new("a", m, k, values).expect(fits))
-            }
-        })
+        AOperand::Float(FloatMatrix::rounded("a", ty, m, k, values).expect("sizes agree"))
     }
 }
 

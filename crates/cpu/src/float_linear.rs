@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 
 use bytemuck::Pod;
 use dualgemm_formats::{FloatMatrix, Matrix};
-use dualgemm_gemm::{OutFormat, OutputMut};
+use dualgemm_gemm::OutputMut;
 use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
@@ -151,16 +151,11 @@ impl FloatLinear {
         if let Some(bias) = bias.filter(|bias| bias.len() != n) {
             return Err(dualgemm_gemm::Error::BiasLen { tensor: "W".into(), found: bias.len(), n }.into());
         }
-        let format = match &c {
-            OutputMut::F32(_) => OutFormat::F32,
-            OutputMut::F16(_) => OutFormat::F16,
-            OutputMut::Bf16(_) => OutFormat::Bf16,
-            OutputMut::Nvfp4 { .. } => {
-                let (found, expected) = ("nvfp4".into(), "f32, f16 or bf16".into());
-                return Err(Error::NotPlanned { what: "C", found, expected });
-            }
+        let Some((format, _)) = c.floats() else {
+            let (found, expected) = ("nvfp4".into(), "f32, f16 or bf16".into());
+            return Err(Error::NotPlanned { what: "C", found, expected });
         };
-        let (c, _) = Destination::new(format, c, a.rows(), n, None)?;
+        let (c, _) = Destination::new(format.into(), c, a.rows(), n, None)?;
         for first in (0..a.rows()).step_by(WAVE_ROWS) {
             self.wave(a, first..a.rows().min(first + WAVE_ROWS), w, bias, &c);
         }

@@ -39,6 +39,20 @@ macro_rules! with_features {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use with_features;
 
+/// Calls a macro with the instruction sets of this architecture.
+#[cfg(target_arch = "x86_64")]
+macro_rules! native {
+    ($to:ident) => {
+        $to! { Avx2 AvxVnni Avx512 Avx512Vnni Avx512Bf16 AmxBf16 }
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! native {
+    ($to:ident) => {
+        $to! { Neon NeonDot NeonI8mm NeonBf16 }
+    };
+}
+
 /// A function compiled for an instruction set: `compiled_for!(Avx2, { fn f(..) { .. } })`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! compiled_for {
@@ -86,10 +100,8 @@ macro_rules! tokens {
         pub(crate) struct $isa(());
     )*};
 }
-#[cfg(target_arch = "x86_64")]
-tokens!(Avx2 AvxVnni Avx512 Avx512Vnni Avx512Bf16 AmxBf16);
-#[cfg(target_arch = "aarch64")]
-tokens!(Neon NeonDot NeonI8mm NeonBf16);
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+native!(tokens);
 
 /// A computation that is compiled once per instruction set.
 pub(crate) trait Work {
@@ -133,10 +145,8 @@ impl Available {
                 }
             };
         }
-        #[cfg(target_arch = "x86_64")]
-        run_compiled!(Avx2 AvxVnni Avx512 Avx512Vnni Avx512Bf16 AmxBf16);
-        #[cfg(target_arch = "aarch64")]
-        run_compiled!(Neon NeonDot NeonI8mm NeonBf16);
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        native!(run_compiled);
         #[cfg(test)]
         if self.fused {
             return work.run(Portable::<true>(()));
@@ -203,37 +213,29 @@ impl Isa {
     }
 
     /// Whether this machine can run it.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub fn available(self) -> bool {
+        #[cfg(target_arch = "aarch64")]
+        use std::arch::is_aarch64_feature_detected as is_detected;
+        #[cfg(target_arch = "x86_64")]
+        use std::arch::is_x86_feature_detected as is_detected;
         macro_rules! detected {
-            ([$($feature:tt)*] ()) => { $(std::arch::is_x86_feature_detected!($feature))&&* };
+            ([$($feature:tt)*] ()) => { $(is_detected!($feature))&&* };
         }
-        match self {
-            Self::Portable => true,
-            Self::Avx2 => with_features!(Avx2, detected!()),
-            Self::AvxVnni => with_features!(AvxVnni, detected!()),
-            Self::Avx512 => with_features!(Avx512, detected!()),
-            Self::Avx512Vnni => with_features!(Avx512Vnni, detected!()),
-            Self::Avx512Bf16 => with_features!(Avx512Bf16, detected!()),
-            Self::AmxBf16 => with_features!(AmxBf16, detected!()) && crate::amx::permitted(),
-            _ => false,
+        macro_rules! of_each {
+            ($($isa:ident)*) => {
+                match self {
+                    Self::Portable => true,
+                    $(Self::$isa => with_features!($isa, detected!()),)*
+                    _ => false,
+                }
+            };
         }
-    }
-
-    /// Whether this machine can run it.
-    #[cfg(target_arch = "aarch64")]
-    pub fn available(self) -> bool {
-        macro_rules! detected {
-            ([$($feature:tt)*] ()) => { $(std::arch::is_aarch64_feature_detected!($feature))&&* };
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::AmxBf16 && !crate::amx::permitted() {
+            return false;
         }
-        match self {
-            Self::Portable => true,
-            Self::Neon => with_features!(Neon, detected!()),
-            Self::NeonDot => with_features!(NeonDot, detected!()),
-            Self::NeonI8mm => with_features!(NeonI8mm, detected!()),
-            Self::NeonBf16 => with_features!(NeonBf16, detected!()),
-            _ => false,
-        }
+        native!(of_each)
     }
 
     /// Whether this machine can run it.

@@ -29,6 +29,8 @@ pub mod attention;
 pub mod epilogue;
 pub mod error;
 mod fetch;
+#[cfg(test)]
+mod fixtures;
 #[cfg_attr(
     not(any(target_arch = "x86_64", test)),
     allow(dead_code, unused_variables, reason = "x86 alone has tiles, and tests emulate them")

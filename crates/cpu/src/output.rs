@@ -91,23 +91,16 @@ impl<'a> Destination<'a> {
         let values = rows * n;
         let expected = |bytes: String| format!("{format} of {bytes}");
         let fault = |found: String, expected: String| Error::NotPlanned { what: "C", found, expected };
-        let check = |name: &str, len: usize| match len == values {
-            true => Ok(()),
-            false => Err(fault(format!("{name} of {len} values"), expected(format!("{rows} × {n} values")))),
-        };
+        if let Some((found, len)) = out.floats()
+            && format == found.into()
+            && len != values
+        {
+            return Err(fault(format!("{found} of {len} values"), expected(format!("{rows} × {n} values"))));
+        }
         Ok(match (format, out) {
-            (OutFormat::F32, OutputMut::F32(c)) => {
-                check("f32", c.len())?;
-                (Self::F32(SharedSlice::new(c)), None)
-            }
-            (OutFormat::F16, OutputMut::F16(c)) => {
-                check("f16", c.len())?;
-                (Self::F16(SharedSlice::new(c)), None)
-            }
-            (OutFormat::Bf16, OutputMut::Bf16(c)) => {
-                check("bf16", c.len())?;
-                (Self::Bf16(SharedSlice::new(c)), None)
-            }
+            (OutFormat::F32, OutputMut::F32(c)) => (Self::F32(SharedSlice::new(c)), None),
+            (OutFormat::F16, OutputMut::F16(c)) => (Self::F16(SharedSlice::new(c)), None),
+            (OutFormat::Bf16, OutputMut::Bf16(c)) => (Self::Bf16(SharedSlice::new(c)), None),
             (OutFormat::Nvfp4 { scale_layout, global_scale }, OutputMut::Nvfp4 { codes, scales }) => {
                 let scale_bytes = scale_layout.len(rows, n / BlockFormat::Nvfp4.block_len());
                 if (codes.len(), scales.len()) != (values / 2, scale_bytes) {
@@ -133,12 +126,7 @@ impl<'a> Destination<'a> {
                 }
             }
             (_, out) => {
-                let found = match out {
-                    OutputMut::F32(_) => "f32",
-                    OutputMut::F16(_) => "f16",
-                    OutputMut::Bf16(_) => "bf16",
-                    OutputMut::Nvfp4 { .. } => "nvfp4",
-                };
+                let found = out.floats().map_or("nvfp4", |(found, _)| found.name());
                 return Err(fault(found.into(), format.to_string()));
             }
         })

@@ -278,8 +278,6 @@ fn pack_half(matrix: &QuantizedMatrix<'_>, first: usize, half: usize, panel: &mu
 
 #[cfg(test)]
 mod tests {
-    use std::borrow::Cow;
-
     use super::*;
     use dualgemm_formats::ScaleLayout;
 
@@ -383,24 +381,12 @@ mod tests {
         assert!(seen.iter().all(|&byte| byte == 0xFF));
     }
 
-    /// Features `range` of weights, biases included.
-    fn run<'w>(weights: &'w GateUp<'_>, range: Range<usize>) -> GateUp<'w> {
-        let half = |m: &'w QuantizedMatrix<'_>| m.slice_rows(range.clone()).unwrap();
-        let bias = |b: &'w Option<Cow<'_, [f32]>>| b.as_ref().map(|b| b[range.clone()].into());
-        GateUp {
-            gate: half(&weights.gate),
-            up: half(&weights.up),
-            gate_bias: bias(&weights.gate_bias),
-            up_bias: bias(&weights.up_bias),
-        }
-    }
-
     #[test]
     fn runs_give_the_same_pack_as_the_whole_exact() {
         for (format, seed) in [(BlockFormat::Nvfp4, 0), (BlockFormat::Mxfp4, 1)] {
             let (whole, another) = (weights(format, 53, 64, seed), weights(format, 53, 64, seed + 1));
             let parts = |at: &[usize]| -> Vec<Result<GateUp<'_>, Error>> {
-                at.windows(2).map(|w| Ok(run(&whole, w[0]..w[1]))).collect()
+                at.windows(2).map(|w| Ok(whole.features(w[0]..w[1])?)).collect()
             };
             let packed = PackedGateUp::pack(&whole).unwrap();
             for at in [&[0, 53][..], &[0, 16, 53], &[0, 32, 48, 53]] {
@@ -411,7 +397,7 @@ mod tests {
             }
             assert!(PackedGateUp::pack_runs(52, parts(&[0, 48, 53])).is_err());
             let mut other = parts(&[0, 32, 53]);
-            other[1] = Ok(run(&another, 32..53));
+            other[1] = Ok(another.features(32..53).unwrap());
             assert!(PackedGateUp::pack_runs(53, other).is_err(), "another bias");
         }
     }

@@ -14,7 +14,7 @@
 
 mod attention;
 
-use dualgemm_formats::{FloatMatrix, FloatType, Matrix};
+use dualgemm_formats::{FloatMatrix, FloatType, Matrix, match_floats};
 use dualgemm_gemm::{AOperand, OutputMut};
 use half::{bf16, f16};
 
@@ -159,11 +159,7 @@ impl TokenLayer {
         tokens: Tokens<'_>,
         product: impl FnMut(&AOperand<'_>, &mut [(Part, OutputMut<'_>)]) -> Result<(), E>,
     ) -> Result<(), E> {
-        match self.desc.float {
-            FloatType::F32 => self.run_as::<f32, E>(tokens, product),
-            FloatType::F16 => self.run_as::<f16, E>(tokens, product),
-            FloatType::Bf16 => self.run_as::<bf16, E>(tokens, product),
-        }
+        match_floats!(self.desc.float, FloatType[T] => self.run_as::<T, E>(tokens, product))
     }
 
     fn run_as<T: Float, E: From<Error>>(

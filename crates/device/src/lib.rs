@@ -26,7 +26,8 @@
 //! }
 //! ```
 
-use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
+#[doc(hidden)]
+pub use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
 
 mod args;
 mod error;
@@ -128,4 +129,30 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`Error::Kernel`] if one failed.
     fn synchronize(&self) -> Result<(), Error>;
+}
+
+/// The methods of [`Device`] that a device around another one, its field of this name, mostly leaves to that: all but those that load
+/// and launch.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! leave_to {
+    ($inner:ident) => {
+        $crate::leave_to! { $inner:
+            fn info() -> &$crate::DeviceInfo;
+            fn alloc(bytes: usize) -> Result<$crate::DevicePtr, $crate::Error>;
+            fn free(ptr: $crate::DevicePtr) -> Result<(), $crate::Error>;
+            fn copy_to(dst: $crate::DevicePtr, src: &[u8]) -> Result<(), $crate::Error>;
+            fn copy_from(dst: &mut [u8], src: $crate::DevicePtr) -> Result<(), $crate::Error>;
+            fn memset(dst: $crate::DevicePtr, value: u8, bytes: usize) -> Result<(), $crate::Error>;
+            fn function(module: $crate::ModuleId, name: &str) -> Result<$crate::FunctionId, $crate::Error>;
+            fn symbol(module: $crate::ModuleId, name: &str) -> Result<($crate::DevicePtr, usize), $crate::Error>;
+            fn tensor_map(map: &$crate::TensorMap) -> Result<[u8; $crate::TENSOR_MAP_BYTES], $crate::Error>;
+            fn synchronize() -> Result<(), $crate::Error>;
+        }
+    };
+    ($inner:ident: $(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $type),*) -> $result {
+            self.$inner.$name($($argument),*)
+        })*
+    };
 }

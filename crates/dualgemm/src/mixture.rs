@@ -13,12 +13,10 @@ mod on_device;
 
 use dualgemm_cpu::Aligned;
 use dualgemm_cpu::team::{self, for_each_part};
-use dualgemm_formats::{FloatMatrix, ScaleLayout};
+use dualgemm_formats::{Float, FloatMatrix, Matrix, ScaleLayout, match_floats};
 use dualgemm_gemm::{
     AFormat, AOperand, Error as GemmError, GatedMlp, MlpDesc, OutFormat, OutputMut, RouterWeights, Routing,
 };
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
 use crate::{Error, MlpPlan, MlpRunner, OwnedMatrix, PackedMlp, Rows, Target};
 
@@ -333,13 +331,10 @@ impl MixtureRunner {
             let found = format!("{format} [{}, {}]", a.rows(), a.k());
             return wrong("A", found, format!("{} [up to {}, {}]", gate_up.a, gate_up.m, gate_up.k));
         }
-        let (found, len) = match c {
-            OutputMut::F32(c) => (OutFormat::F32, c.len()),
-            OutputMut::F16(c) => (OutFormat::F16, c.len()),
-            OutputMut::Bf16(c) => (OutFormat::Bf16, c.len()),
-            OutputMut::Nvfp4 { .. } => return wrong("C", "nvfp4".into(), down.out.to_string()),
+        let Some((found, len)) = c.floats() else {
+            return wrong("C", "nvfp4".into(), down.out.to_string());
         };
-        if (found, len) != (down.out, a.rows() * down.n) {
+        if (OutFormat::from(found), len) != (down.out, a.rows() * down.n) {
             let found = format!("{found} of {len} values");
             return wrong("C", found, format!("{} of {} × {} values", down.out, a.rows(), down.n));
         }
@@ -393,24 +388,8 @@ impl OnCpu {
         }
         let weights = (router == RouterWeights::Output).then_some(routing.weights);
         let sum = Sum { row_of: &self.order.row_of, results: &self.results, shared, weights, top_k, n };
-        match c {
-            OutputMut::F32(c) => {
-                sum.write(c, add, |row, c| c.copy_from_slice(row), |c, row| row.copy_from_slice(c))
-            }
-            OutputMut::F16(c) => sum.write(
-                c,
-                add,
-                |row, c| c.convert_from_f32_slice(row),
-                |c, row| c.convert_to_f32_slice(row),
-            ),
-            OutputMut::Bf16(c) => sum.write(
-                c,
-                add,
-                |row, c| c.convert_from_f32_slice(row),
-                |c, row| c.convert_to_f32_slice(row),
-            ),
-            OutputMut::Nvfp4 { .. } => {} // `check` refused it.
-        }
+        // `check` refused the other.
+        match_floats!(c, OutputMut(c) => sum.write(c, add), OutputMut::Nvfp4 { .. } => {});
         Ok(())
     }
 }
@@ -423,24 +402,18 @@ fn weigh(
     top_k: usize,
     weights: &[f32],
 ) -> Result<(), Error> {
-    let (rows, k) = (choices.len(), a.k());
-    macro_rules! floats {
-        ($to:expr, $from:expr, $scaled:expr) => {
-            for_each_part(&mut $to[..rows * k], k, |row, to| {
-                let choice = choices[row] as usize;
-                let from = to.iter_mut().zip($from.row(choice / top_k));
-                from.for_each(|(to, &from)| *to = $scaled(from, weights[choice]));
-            })
-        };
+    fn of<T: Float>(to: &mut [T], a: &Matrix<'_, T>, choices: (&[u32], usize), weights: &[f32]) {
+        for_each_part(&mut to[..choices.0.len() * a.cols()], a.cols(), |row, to| {
+            let choice = choices.0[row] as usize;
+            let from = to.iter_mut().zip(a.row(choice / choices.1));
+            from.for_each(|(to, &x)| *to = T::nearest(x.into() * weights[choice]));
+        });
     }
+    let choices = (choices, top_k);
     match (to, a) {
-        (OwnedMatrix::F32(to), AOperand::Float(FloatMatrix::F32(a))) => floats!(to, a, |x: f32, w| x * w),
-        (OwnedMatrix::F16(to), AOperand::Float(FloatMatrix::F16(a))) => {
-            floats!(to, a, |x: f16, w| f16::from_f32(x.to_f32() * w));
-        }
-        (OwnedMatrix::Bf16(to), AOperand::Float(FloatMatrix::Bf16(a))) => {
-            floats!(to, a, |x: bf16, w| bf16::from_f32(x.to_f32() * w));
-        }
+        (OwnedMatrix::F32(to), AOperand::Float(FloatMatrix::F32(a))) => of(to, a, choices, weights),
+        (OwnedMatrix::F16(to), AOperand::Float(FloatMatrix::F16(a))) => of(to, a, choices, weights),
+        (OwnedMatrix::Bf16(to), AOperand::Float(FloatMatrix::Bf16(a))) => of(to, a, choices, weights),
         // `check` compared the formats, and these weights multiply no others.
         (_, a) => return Err(GemmError::AlreadyQuantized { a: AFormat::of(a) }.into()),
     }
@@ -463,13 +436,7 @@ const COLUMNS: usize = 256;
 
 impl Sum<'_> {
     /// Writes the sums to C, or adds them to it.
-    fn write<T: Send>(
-        &self,
-        c: &mut [T],
-        add: bool,
-        store: impl Fn(&[f32], &mut [T]) + Sync,
-        load: impl Fn(&[T], &mut [f32]) + Sync,
-    ) {
+    fn write<T: Float>(&self, c: &mut [T], add: bool) {
         for_each_part(c, self.n, |token, c| {
             for (block, c) in c.chunks_mut(COLUMNS).enumerate() {
                 let mut sums = [0.0; COLUMNS];
@@ -489,10 +456,10 @@ impl Sum<'_> {
                 }
                 if add {
                     let mut before = [0.0; COLUMNS];
-                    load(c, &mut before[..sums.len()]);
+                    T::widen(c, &mut before[..sums.len()]);
                     sums.iter_mut().zip(&before).for_each(|(sum, before)| *sum += before);
                 }
-                store(sums, c);
+                T::narrow(sums, c);
             }
         });
     }

@@ -1,8 +1,9 @@
 //! Matrices in memory of their own: what one product writes and the next one reads.
 
 use dualgemm_cpu::Aligned;
-use dualgemm_formats::BlockFormat;
-use dualgemm_formats::{FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{
+    BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout, match_floats,
+};
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut};
 use half::{bf16, f16};
 
@@ -84,15 +85,12 @@ impl OwnedMatrix {
     /// If there are fewer.
     pub fn output(&mut self, rows: usize, cols: usize) -> OutputMut<'_> {
         let values = rows * cols;
-        match self {
-            Self::F32(c) => OutputMut::F32(&mut c[..values]),
-            Self::F16(c) => OutputMut::F16(&mut c[..values]),
-            Self::Bf16(c) => OutputMut::Bf16(&mut c[..values]),
+        match_floats!(self, Self(c) => OutputMut: &mut c[..values],
             Self::Quantized { format, codes, scales, layout, .. } => {
                 let scale_bytes = layout.len(rows, cols / format.block_len());
                 OutputMut::Nvfp4 { codes: &mut codes[..values / 2], scales: &mut scales[..scale_bytes] }
             }
-        }
+        )
     }
 
     /// Takes the tensor scale that a run returns for an nvfp4 C.
@@ -113,18 +111,14 @@ impl OwnedMatrix {
         {
             Ok(Matrix::new(name, rows, cols, &c[..c.len().min(rows * cols)])?)
         }
-        Ok(match self {
-            Self::F32(c) => AOperand::Float(FloatMatrix::F32(floats(name, rows, cols, c)?)),
-            Self::F16(c) => AOperand::Float(FloatMatrix::F16(floats(name, rows, cols, c)?)),
-            Self::Bf16(c) => AOperand::Float(FloatMatrix::Bf16(floats(name, rows, cols, c)?)),
+        Ok(AOperand::Float(match_floats!(self, Self(c) => FloatMatrix: floats(name, rows, cols, c)?,
             &Self::Quantized { format, ref codes, ref scales, layout, global_scale } => {
                 let codes = &codes[..codes.len().min(rows * cols / 2)];
                 let scales = &scales[..scales.len().min(layout.len(rows, cols / format.block_len()))];
                 let global = GlobalScale::multiplier(global_scale);
-                AOperand::Quantized(QuantizedMatrix::new(
-                    name, format, rows, cols, codes, scales, layout, global,
-                )?)
+                let matrix = QuantizedMatrix::new(name, format, rows, cols, codes, scales, layout, global)?;
+                return Ok(AOperand::Quantized(matrix));
             }
-        })
+        )))
     }
 }

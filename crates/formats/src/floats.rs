@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use half::{bf16, f16};
+use half::slice::HalfFloatSliceExt as _;
+#[doc(hidden)]
+pub use half::{bf16, f16};
 
 use crate::Error;
 
@@ -129,14 +131,99 @@ crate::named! {
     }
 }
 
+/// The numbers of a [`FloatMatrix`].
+pub trait Float: Copy + Default + Send + Sync + Into<f32> + 'static {
+    /// Which they are.
+    const TYPE: FloatType;
+
+    /// The nearest number of this type, ties to even; past the largest, infinity.
+    fn nearest(x: f32) -> Self;
+
+    /// [`nearest`](Self::nearest) of as many numbers as `to` has.
+    fn narrow(from: &[f32], to: &mut [Self]);
+
+    /// The number, exact.
+    #[inline]
+    fn value(self) -> f32 {
+        self.into()
+    }
+
+    /// [`value`](Self::value) of as many numbers as `to` has.
+    fn widen(from: &[Self], to: &mut [f32]);
+}
+
+macro_rules! floats {
+    ($($float:ident $type:ident: $nearest:expr, $narrow:expr, $widen:expr;)*) => {$(
+        impl Float for $float {
+            const TYPE: FloatType = FloatType::$type;
+
+            #[inline]
+            fn nearest(x: f32) -> Self {
+                $nearest(x)
+            }
+
+            #[inline]
+            fn narrow(from: &[f32], to: &mut [Self]) {
+                $narrow(to, from);
+            }
+
+            #[inline]
+            fn widen(from: &[Self], to: &mut [f32]) {
+                $widen(from, to);
+            }
+        }
+    )*};
+}
+floats! {
+    f32 F32: |x| x, <[f32]>::copy_from_slice, |from, to: &mut [f32]| to.copy_from_slice(from);
+    f16 F16: f16::from_f32, <[f16]>::convert_from_f32_slice, <[f16]>::convert_to_f32_slice;
+    bf16 Bf16: bf16::from_f32, <[bf16]>::convert_from_f32_slice, <[bf16]>::convert_to_f32_slice;
+}
+
+/// One expression for any type of floats, of enums whose variants `F32`, `F16` and `Bf16` say which it is:
+/// `match_floats!(matrix, FloatMatrix(m) => m.rows())`. With `=> FloatMatrix: m`, the result is the same variant of that enum.
+/// `FloatType[T]` makes `T` the type. Further arms may follow.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! match_floats {
+    ($value:expr, $of:ident($x:pat) => $to:ident: $body:expr $(, $($rest:tt)*)?) => {
+        match $value {
+            $of::F32($x) => $to::F32($body),
+            $of::F16($x) => $to::F16($body),
+            $of::Bf16($x) => $to::Bf16($body),
+            $($($rest)*)?
+        }
+    };
+    ($value:expr, $of:ident($x:pat) => $body:expr $(, $($rest:tt)*)?) => {
+        match $value {
+            $of::F32($x) => $body,
+            $of::F16($x) => $body,
+            $of::Bf16($x) => $body,
+            $($($rest)*)?
+        }
+    };
+    ($value:expr, $of:ident => $to:ident $(($body:expr))? $(, $($rest:tt)*)?) => {
+        match $value {
+            $of::F32 => $to::F32 $(($body))?,
+            $of::F16 => $to::F16 $(($body))?,
+            $of::Bf16 => $to::Bf16 $(($body))?,
+            $($($rest)*)?
+        }
+    };
+    ($value:expr, $of:ident[$type:ident] => $body:expr $(, $($rest:tt)*)?) => {
+        match $value {
+            $of::F32 => { type $type = f32; $body }
+            $of::F16 => { type $type = $crate::floats::f16; $body }
+            $of::Bf16 => { type $type = $crate::floats::bf16; $body }
+            $($($rest)*)?
+        }
+    };
+}
+
 impl FloatType {
     /// The nearest number of this type, ties to even; past the largest, infinity.
     pub fn round(self, x: f32) -> f32 {
-        match self {
-            Self::F32 => x,
-            Self::F16 => f16::from_f32(x).to_f32(),
-            Self::Bf16 => bf16::from_f32(x).to_f32(),
-        }
+        match_floats!(self, Self[T] => T::nearest(x).value())
     }
 
     /// Bytes of a number.
@@ -149,12 +236,7 @@ impl FloatType {
 
     /// Numbers from their little-endian bytes, exact; bytes that are left over are not read.
     pub fn values(self, bytes: &[u8]) -> Vec<f32> {
-        let halves = || bytes.as_chunks().0.iter().copied();
-        match self {
-            Self::F32 => bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect(),
-            Self::F16 => halves().map(|half| f16::from_le_bytes(half).to_f32()).collect(),
-            Self::Bf16 => halves().map(|half| bf16::from_le_bytes(half).to_f32()).collect(),
-        }
+        match_floats!(self, Self[T] => bytes.as_chunks().0.iter().map(|&x| T::from_le_bytes(x).value()).collect())
     }
 }
 
@@ -181,15 +263,10 @@ impl FloatMatrix<'static> {
         cols: usize,
         values: impl Iterator<Item = f32>,
     ) -> Result<Self, Error> {
-        Ok(match to {
-            FloatType::F32 => Self::F32(Matrix::new(name, rows, cols, values.collect::<Vec<_>>())?),
-            FloatType::F16 => {
-                Self::F16(Matrix::new(name, rows, cols, values.map(f16::from_f32).collect::<Vec<_>>())?)
-            }
-            FloatType::Bf16 => {
-                Self::Bf16(Matrix::new(name, rows, cols, values.map(bf16::from_f32).collect::<Vec<_>>())?)
-            }
-        })
+        fn of<T: Float>(values: impl Iterator<Item = f32>) -> Vec<T> {
+            values.map(T::nearest).collect()
+        }
+        Ok(match_floats!(to, FloatType => Self(Matrix::new(name, rows, cols, of(values))?)))
     }
 }
 
@@ -201,14 +278,8 @@ impl FloatMatrix<'_> {
 
     /// Every element, row by row, as little-endian bytes.
     pub fn to_le_bytes(&self) -> Vec<u8> {
-        fn of<T: Copy, const N: usize>(m: &Matrix<'_, T>, bytes: fn(T) -> [u8; N]) -> Vec<u8> {
-            (0..m.rows()).flat_map(|row| m.row(row)).flat_map(|&x| bytes(x)).collect()
-        }
-        match self {
-            Self::F32(m) => of(m, f32::to_le_bytes),
-            Self::F16(m) => of(m, f16::to_le_bytes),
-            Self::Bf16(m) => of(m, bf16::to_le_bytes),
-        }
+        let rows = 0..self.rows();
+        match_floats!(self, Self(m) => rows.flat_map(|row| m.row(row)).flat_map(|x| x.to_le_bytes()).collect())
     }
 
     /// Row and column of the first element that is NaN or infinite.
@@ -222,38 +293,25 @@ impl FloatMatrix<'_> {
     /// # Errors
     /// As there.
     pub fn pick(&self, name: &str, rows: &[usize]) -> Result<FloatMatrix<'static>, Error> {
-        Ok(match self {
-            Self::F32(m) => FloatMatrix::F32(m.pick(name, rows)?),
-            Self::F16(m) => FloatMatrix::F16(m.pick(name, rows)?),
-            Self::Bf16(m) => FloatMatrix::Bf16(m.pick(name, rows)?),
-        })
+        Ok(match_floats!(self, Self(m) => FloatMatrix: m.pick(name, rows)?))
     }
 
     /// Type of the elements.
     pub fn float_type(&self) -> FloatType {
-        match self {
-            Self::F32(_) => FloatType::F32,
-            Self::F16(_) => FloatType::F16,
-            Self::Bf16(_) => FloatType::Bf16,
+        fn of<T: Float>(_: &Matrix<'_, T>) -> FloatType {
+            T::TYPE
         }
+        match_floats!(self, Self(m) => of(m))
     }
 
     /// Rows.
     pub fn rows(&self) -> usize {
-        match self {
-            Self::F32(m) => m.rows(),
-            Self::F16(m) => m.rows(),
-            Self::Bf16(m) => m.rows(),
-        }
+        match_floats!(self, Self(m) => m.rows())
     }
 
     /// Elements per row.
     pub fn cols(&self) -> usize {
-        match self {
-            Self::F32(m) => m.cols(),
-            Self::F16(m) => m.cols(),
-            Self::Bf16(m) => m.cols(),
-        }
+        match_floats!(self, Self(m) => m.cols())
     }
 
     /// The value of an element, exact in f32 for every type.
@@ -262,11 +320,7 @@ impl FloatMatrix<'_> {
     /// If there is no such element.
     #[inline]
     pub fn value(&self, row: usize, col: usize) -> f32 {
-        match self {
-            Self::F32(m) => m.row(row)[col],
-            Self::F16(m) => m.row(row)[col].to_f32(),
-            Self::Bf16(m) => m.row(row)[col].to_f32(),
-        }
+        match_floats!(self, Self(m) => m.row(row)[col].value())
     }
 }
 

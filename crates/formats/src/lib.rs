@@ -34,7 +34,7 @@ pub mod tensor;
 
 pub use block::BlockFormat;
 pub use error::Error;
-pub use floats::{FloatMatrix, FloatType, Matrix};
+pub use floats::{Float, FloatMatrix, FloatType, Matrix};
 pub use global_scale::{GlobalScale, GlobalScaleSource};
 pub use quantize::{Producer, Quantizer, Search, quantize};
 pub use scale_layout::ScaleLayout;

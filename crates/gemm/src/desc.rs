@@ -1,6 +1,6 @@
 //! The problem before any tensor exists: shapes, formats, epilogue.
 
-use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout, match_floats};
 
 use crate::operands::WeightRef;
 use crate::{AOperand, Epilogue, Error};
@@ -35,12 +35,7 @@ impl AFormat {
 
     /// The type of floats, if it is one.
     pub const fn float_type(self) -> Option<FloatType> {
-        match self {
-            Self::F32 => Some(FloatType::F32),
-            Self::F16 => Some(FloatType::F16),
-            Self::Bf16 => Some(FloatType::Bf16),
-            Self::Nvfp4 | Self::Mxfp4 => None,
-        }
+        Some(match_floats!(self, Self => FloatType, Self::Nvfp4 | Self::Mxfp4 => return None))
     }
 
     /// The format of an operand.
@@ -64,11 +59,7 @@ impl AFormat {
 
 impl From<FloatType> for AFormat {
     fn from(float: FloatType) -> Self {
-        match float {
-            FloatType::F32 => Self::F32,
-            FloatType::F16 => Self::F16,
-            FloatType::Bf16 => Self::Bf16,
-        }
+        match_floats!(float, FloatType => Self)
     }
 }
 
@@ -84,22 +75,13 @@ impl From<BlockFormat> for AFormat {
 impl From<OutFormat> for AFormat {
     /// What the next product reads.
     fn from(out: OutFormat) -> Self {
-        match out {
-            OutFormat::F32 => Self::F32,
-            OutFormat::F16 => Self::F16,
-            OutFormat::Bf16 => Self::Bf16,
-            OutFormat::Nvfp4 { .. } => Self::Nvfp4,
-        }
+        match_floats!(out, OutFormat => Self, OutFormat::Nvfp4 { .. } => Self::Nvfp4)
     }
 }
 
 impl From<FloatType> for OutFormat {
     fn from(float: FloatType) -> Self {
-        match float {
-            FloatType::F32 => Self::F32,
-            FloatType::F16 => Self::F16,
-            FloatType::Bf16 => Self::Bf16,
-        }
+        match_floats!(float, FloatType => Self)
     }
 }
 

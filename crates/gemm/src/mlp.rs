@@ -9,8 +9,9 @@
 use std::ops::Range;
 
 use dualgemm_formats::quantize::quantize_with;
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, Search, quantize};
-use half::{bf16, f16};
+use dualgemm_formats::{
+    BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, Search, match_floats, quantize,
+};
 
 use crate::bound::Bounded;
 use crate::compare::Element;
@@ -188,12 +189,8 @@ pub fn stored(values: Vec<Bounded>, format: OutFormat, cols: usize) -> Vec<Bound
     fn through<T: Element>(x: f64) -> f64 {
         T::from_f64(x).to_f64()
     }
-    let round = match format {
-        OutFormat::F32 => through::<f32>,
-        OutFormat::F16 => through::<f16>,
-        OutFormat::Bf16 => through::<bf16>,
-        OutFormat::Nvfp4 { global_scale, .. } => return stored_nvfp4(&values, global_scale, cols),
-    };
+    let round = match_floats!(format, OutFormat[T] => through::<T>,
+        OutFormat::Nvfp4 { global_scale, .. } => return stored_nvfp4(&values, global_scale, cols));
     values.into_iter().map(|x| x.rounded_by(round)).collect()
 }
 

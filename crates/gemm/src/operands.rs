@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use dualgemm_formats::{FloatMatrix, QuantizedMatrix};
+use dualgemm_formats::{Float, FloatMatrix, FloatType, QuantizedMatrix, match_floats};
 use half::{bf16, f16};
 
 use crate::{Error, Operation};
@@ -234,4 +234,14 @@ pub enum OutputMut<'a> {
         /// Scale bytes in the layout that the description asks for, padding included (it is zeroed).
         scales: &'a mut [u8],
     },
+}
+
+impl OutputMut<'_> {
+    /// Type and number of the values, if they are floats.
+    pub fn floats(&self) -> Option<(FloatType, usize)> {
+        fn of<T: Float>(c: &[T]) -> (FloatType, usize) {
+            (T::TYPE, c.len())
+        }
+        Some(match_floats!(self, Self(c) => of(c), Self::Nvfp4 { .. } => return None))
+    }
 }

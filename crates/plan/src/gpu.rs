@@ -12,9 +12,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use dualgemm_cuda::{Blas, Cuda};
-use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
+use dualgemm_device::{Device, DevicePtr, Error, LaunchSpec, ModuleId, Stream, leave_to};
 use dualgemm_formats::ScaleLayout;
-use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
 
 /// A GPU, real or simulated. As a [`Device`] it loads each PTX text once, however often it is asked for.
 pub struct Gpu {
@@ -138,24 +137,8 @@ impl std::fmt::Debug for Gpu {
 }
 
 impl Device for Gpu {
-    fn info(&self) -> &DeviceInfo {
-        self.device.info()
-    }
-    fn alloc(&self, bytes: usize) -> Result<DevicePtr, Error> {
-        self.device.alloc(bytes)
-    }
-    fn free(&self, ptr: DevicePtr) -> Result<(), Error> {
-        self.device.free(ptr)
-    }
-    fn copy_to(&self, dst: DevicePtr, src: &[u8]) -> Result<(), Error> {
-        self.device.copy_to(dst, src)
-    }
-    fn copy_from(&self, dst: &mut [u8], src: DevicePtr) -> Result<(), Error> {
-        self.device.copy_from(dst, src)
-    }
-    fn memset(&self, dst: DevicePtr, value: u8, bytes: usize) -> Result<(), Error> {
-        self.device.memset(dst, value, bytes)
-    }
+    leave_to!(device);
+
     fn load(&self, ptx: &str) -> Result<ModuleId, Error> {
         // Held while the text is assembled: a second thread that wants the same text waits for it.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,21 +154,10 @@ impl Device for Gpu {
         modules.insert(key, module);
         Ok(module)
     }
-    fn function(&self, module: ModuleId, name: &str) -> Result<FunctionId, Error> {
-        self.device.function(module, name)
-    }
-    fn symbol(&self, module: ModuleId, name: &str) -> Result<(DevicePtr, usize), Error> {
-        self.device.symbol(module, name)
-    }
-    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
-        self.device.tensor_map(map)
-    }
+
     unsafe fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { self.device.launch_on(stream, spec) }
-    }
-    fn synchronize(&self) -> Result<(), Error> {
-        self.device.synchronize()
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use bytemuck::cast_slice_mut;
 use dualgemm_device::Device;
-use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout, match_floats};
 use dualgemm_gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut};
-use half::{bf16, f16};
 
 use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu};
 
@@ -175,21 +175,7 @@ impl Operands {
                 expected: format!("{} of at least {to} values", self.desc.out),
             })
         };
-        let bytes = |per: usize| -> Result<Vec<u8>, Error> {
-            let mut bytes = vec![0; m * n * per];
-            self.gpu.copy_from(&mut bytes, self.c.ptr().offset((from * per) as u64))?;
-            Ok(bytes)
-        };
         match (c, self.desc.out) {
-            (OutputMut::F32(c), OutFormat::F32) if c.len() >= to => {
-                fill(&mut c[from..to], &bytes(4)?, f32::from_le_bytes);
-            }
-            (OutputMut::F16(c), OutFormat::F16) if c.len() >= to => {
-                fill(&mut c[from..to], &bytes(2)?, f16::from_le_bytes);
-            }
-            (OutputMut::Bf16(c), OutFormat::Bf16) if c.len() >= to => {
-                fill(&mut c[from..to], &bytes(2)?, bf16::from_le_bytes);
-            }
             (OutputMut::Nvfp4 { codes, scales }, OutFormat::Nvfp4 { scale_layout, .. }) => {
                 let len = scale_layout.len(m, n / 16);
                 if codes.len() < to / 2 || first > 0 || scales.len() < len {
@@ -197,43 +183,34 @@ impl Operands {
                 }
                 self.c.read(&mut codes[..m * n / 2])?;
                 self.c_scales[0].read(&mut scales[..len])?;
-                return self.c_scale().map(Some);
+                self.c_scale().map(Some)
             }
-            (OutputMut::F32(c), _) => return wrong(format!("f32 of {} values", c.len())),
-            (OutputMut::F16(c), _) => return wrong(format!("f16 of {} values", c.len())),
-            (OutputMut::Bf16(c), _) => return wrong(format!("bf16 of {} values", c.len())),
-            (OutputMut::Nvfp4 { .. }, _) => return wrong("nvfp4".into()),
+            (c, out) => {
+                let Some((found, len)) = c.floats() else { return wrong("nvfp4".into()) };
+                if out != found.into() || len < to {
+                    return wrong(format!("{found} of {len} values"));
+                }
+                let at = self.c.ptr().offset((from * found.bytes()) as u64);
+                match_floats!(c, OutputMut(c) => self.gpu.copy_from(cast_slice_mut(&mut c[from..to]), at)?, _ => {});
+                Ok(None)
+            }
         }
-        Ok(None)
     }
 
     /// The relative L2 error of some of the M rows of C.
     pub fn rel_l2(&self, rows: &[usize], want: &[f64]) -> Result<f64, Error> {
         let (c, scales, scale) = self.read()?;
         let (m, n) = (self.desc.m, self.desc.n);
-        let float = |ty: FloatType| {
+        let got: Vec<f32> = if let OutFormat::Nvfp4 { scale_layout, .. } = self.desc.out {
+            let scale = GlobalScale::multiplier(scale);
+            let c = QuantizedMatrix::new("C", BlockFormat::Nvfp4, m, n, c, scales, scale_layout, scale)?;
+            let row = |&row: &usize| (0..n).map(|col| c.value(row, col) as f32).collect::<Vec<_>>();
+            rows.iter().flat_map(row).collect()
+        } else {
+            let ty = AFormat::from(self.desc.out).float_type().unwrap_or(FloatType::F32);
             let row = |&row: &usize| ty.values(&c[row * n * ty.bytes()..][..n * ty.bytes()]);
-            rows.iter().flat_map(row).collect::<Vec<f32>>()
-        };
-        let got = match self.desc.out {
-            OutFormat::F32 => float(FloatType::F32),
-            OutFormat::F16 => float(FloatType::F16),
-            OutFormat::Bf16 => float(FloatType::Bf16),
-            OutFormat::Nvfp4 { scale_layout, .. } => {
-                let scale = GlobalScale::multiplier(scale);
-                let c = QuantizedMatrix::new("C", BlockFormat::Nvfp4, m, n, c, scales, scale_layout, scale)?;
-                rows.iter()
-                    .flat_map(|&row| (0..n).map(move |col| (row, col)))
-                    .map(|(row, col)| c.value(row, col) as f32)
-                    .collect()
-            }
+            rows.iter().flat_map(row).collect()
         };
         Ok(Comparison::new(&got, want, n)?.rel_l2)
-    }
-}
-
-fn fill<T, const N: usize>(to: &mut [T], bytes: &[u8], value: fn([u8; N]) -> T) {
-    for (to, &bytes) in to.iter_mut().zip(bytes.as_chunks::<N>().0) {
-        *to = value(bytes);
     }
 }

@@ -191,8 +191,8 @@ impl TensorScale {
     /// One of its own on each call.
     pub(crate) fn dynamic(gpu: &'static Gpu, ty: FloatType, grouped: bool) -> Result<Self, Error> {
         let amax = Pair {
-            single: Some(Amax::new(gpu, ty)?),
-            grouped: grouped.then(|| Amax::grouped(gpu, ty)).transpose()?,
+            single: Some(Amax::new(gpu, ty, false)?),
+            grouped: grouped.then(|| Amax::new(gpu, ty, true)).transpose()?,
         };
         let (parts, scale) = (Buffer::new(gpu, 4 * MAX_PARTS as usize)?, Buffer::new(gpu, 4)?);
         Ok(Self::Dynamic { amax, parts, scale })
@@ -222,11 +222,7 @@ impl Prologue {
     pub(crate) fn new(gpu: &'static Gpu, plan: &GpuPlan, order: Order) -> Result<Self, Error> {
         let (&DualGemmDesc { m, k, a, quantize_a, .. }, layout) = (&plan.desc, plan.a_scale_layout);
         let (grouped, f16) = (plan.groups > 1, Format::Half(HalfFormat::F16));
-        let ty = match a {
-            AFormat::F32 => FloatType::F32,
-            AFormat::Bf16 => FloatType::Bf16,
-            _ => FloatType::F16,
-        };
+        let ty = a.float_type().unwrap_or(FloatType::F16);
         let (made, pitch, factor) = match order {
             Order::Rows | Order::Blocks | Order::Codes => (f16, 2 * k, 1.0),
             Order::Permuted => (f16, 2 * k.next_multiple_of(SPAN), 1.0),
@@ -244,8 +240,8 @@ impl Prologue {
                 let padded = !(k / format.block_len()).is_multiple_of(ATOM_BLOCKS);
                 let moved = layout != ScaleLayout::Sf128x4 || padded;
                 let to_atoms = Pair {
-                    single: moved.then(|| ScaleAtoms::new(gpu, layout)).transpose()?,
-                    grouped: grouped.then(|| ScaleAtoms::grouped(gpu, layout)).transpose()?,
+                    single: moved.then(|| ScaleAtoms::new(gpu, layout, false)).transpose()?,
+                    grouped: grouped.then(|| ScaleAtoms::new(gpu, layout, true)).transpose()?,
                 };
                 Kind::Atoms { format, to_atoms }
             }

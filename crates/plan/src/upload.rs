@@ -214,7 +214,7 @@ fn to_atoms(
     (from, scales): (ScaleLayout, [DevicePtr; 2]),
     to: &[DevicePtr],
 ) -> Result<Vec<LaunchSpec>, Error> {
-    let kernel = gpu.kernel(from, || ScaleAtoms::new(gpu, from))?;
+    let kernel = gpu.kernel(from, || ScaleAtoms::new(gpu, from, false))?;
     let spec = |(scales, &to)| Ok(kernel.spec((layout.n, layout.blocks()), scales, to, None)?);
     scales.into_iter().zip(to).map(spec).collect()
 }

@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
+use dualgemm_device::{Device, Error, LaunchSpec, ModuleId, Stream, leave_to};
 use dualgemm_ptx::ast::Module;
-use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
 use dualgemm_ptx::parse;
 use dualgemm_sim::{Check, Config, Gpu};
 use thiserror::Error;
@@ -150,29 +149,7 @@ impl<'a> Edited<'a> {
 }
 
 impl Device for Edited<'_> {
-    fn info(&self) -> &DeviceInfo {
-        self.gpu.info()
-    }
-
-    fn alloc(&self, bytes: usize) -> Result<DevicePtr, Error> {
-        self.gpu.alloc(bytes)
-    }
-
-    fn free(&self, ptr: DevicePtr) -> Result<(), Error> {
-        self.gpu.free(ptr)
-    }
-
-    fn copy_to(&self, dst: DevicePtr, src: &[u8]) -> Result<(), Error> {
-        self.gpu.copy_to(dst, src)
-    }
-
-    fn copy_from(&self, dst: &mut [u8], src: DevicePtr) -> Result<(), Error> {
-        self.gpu.copy_from(dst, src)
-    }
-
-    fn memset(&self, dst: DevicePtr, value: u8, bytes: usize) -> Result<(), Error> {
-        self.gpu.memset(dst, value, bytes)
-    }
+    leave_to!(gpu);
 
     fn load(&self, ptx: &str) -> Result<ModuleId, Error> {
         if let Ok(mut loaded) = self.loaded.lock() {
@@ -184,18 +161,6 @@ impl Device for Edited<'_> {
         }
     }
 
-    fn function(&self, module: ModuleId, name: &str) -> Result<FunctionId, Error> {
-        self.gpu.function(module, name)
-    }
-
-    fn symbol(&self, module: ModuleId, name: &str) -> Result<(DevicePtr, usize), Error> {
-        self.gpu.symbol(module, name)
-    }
-
-    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
-        self.gpu.tensor_map(map)
-    }
-
     unsafe fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         // SAFETY: handles and addresses of this device are those of the simulated one, so what the caller promises of
         // `spec` here holds there; and that device fails a launch that leaves its memory.
@@ -205,9 +170,5 @@ impl Device for Edited<'_> {
         let most = warps.map(|warp| warp.iter().sum()).max().unwrap_or(0);
         self.most.fetch_max(most, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn synchronize(&self) -> Result<(), Error> {
-        self.gpu.synchronize()
     }
 }

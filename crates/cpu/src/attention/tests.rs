@@ -1,6 +1,7 @@
 //! Against the definition in f64: with tiles in software, and with those that this processor has.
 
 use super::*;
+use crate::fixtures::Random;
 
 /// Heads of queries and of keys, rows, features.
 const SHAPES: [[usize; 4]; 7] = [
@@ -31,11 +32,8 @@ fn heads(elements: &[bf16], heads: usize, rows: usize, dim: usize) -> Heads<'_> 
 
 /// Numbers from -1 to 1.
 fn random(seed: usize) -> impl FnMut() -> f32 {
-    let mut state = seed as u64;
-    move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as f32 / (1u32 << 30) as f32 - 1.0
-    }
+    let mut random = Random(seed as u64);
+    move || random.float()
 }
 
 #[test]

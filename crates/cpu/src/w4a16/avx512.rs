@@ -12,7 +12,8 @@ use super::x86::{operations, separate_pass, x86_pairs};
 use crate::fetch::AHEAD_AVX512;
 use crate::isa::{AmxBf16, Avx512, Avx512Bf16, Avx512Vnni, compiled_for, unsafe_methods};
 use crate::pack::{PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
-use crate::w4a4::{avx512, scale_unit};
+use crate::w4a4::avx512::{self, in_order};
+use crate::w4a4::scale_unit;
 
 impl Vector for __m512 {
     const LANES: usize = 16;
@@ -195,23 +196,6 @@ unsafe fn scaled(scales: __m512, unit: __m512) -> __m512 {
         _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(scales), exponent))
     }
 }
-
-compiled_for!(Avx512, {
-    /// [`avx2::in_order`](crate::w4a4::avx2::in_order) for vectors of 512 bits.
-    #[inline]
-    pub(crate) fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
-        // SAFETY: the block holds a comment and no instruction.
-        unsafe {
-            std::arch::asm!(
-                "/* {0} {1} */",
-                inout(zmm_reg) left,
-                inout(zmm_reg) right,
-                options(nomem, nostack, preserves_flags)
-            );
-        }
-        [left, right]
-    }
-});
 
 // `vpmaddwd`.
 x86_pairs! {

@@ -58,8 +58,6 @@ mod x86;
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::in_order;
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AFormat, DualGemmDesc};
 pub(crate) use kernel::groups;

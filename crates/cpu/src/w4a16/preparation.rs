@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use dualgemm_formats::{FloatMatrix, FloatType};
-use dualgemm_gemm::AFormat;
+use dualgemm_formats::FloatMatrix;
 use half::slice::HalfFloatSliceExt;
 
 use super::few_rows::{TOO_LARGE, max_few_rows};
@@ -62,12 +61,7 @@ impl Kernel {
 
     /// The number of terms of each float if the rows are for [`tiles`].
     fn tile_terms(self, a: &FloatMatrix<'_>, rows: usize) -> Option<usize> {
-        let format = match a.float_type() {
-            FloatType::F32 => AFormat::F32,
-            FloatType::F16 => AFormat::F16,
-            FloatType::Bf16 => AFormat::Bf16,
-        };
-        tile_terms(self.isa.tiles, format, self.format, rows, a.cols())
+        tile_terms(self.isa.tiles, a.float_type().into(), self.format, rows, a.cols())
     }
 
     /// Makes one row of spans that were written alone: they are, if each has one block of digits for each chunk. Otherwise the row is

@@ -12,46 +12,10 @@ use super::few_rows::FEW_ROWS;
 use super::kernel::{BLOCK_K, Layout};
 use super::{Bound, Buffer, Kernel};
 use crate::Isa;
+use crate::fixtures::{Random, isas, weights};
 use crate::isa::Available;
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, Prepare, RowTile, TILE_COLS, TileKernel};
-
-/// A generator of pseudo-random numbers.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32
-    }
-
-    /// Between -1 and 1.
-    fn float(&mut self) -> f32 {
-        self.bits() as f32 / (1u32 << 30) as f32 - 1.0
-    }
-}
-
-fn half(
-    name: &'static str,
-    format: BlockFormat,
-    n: usize,
-    k: usize,
-    random: &mut Random,
-) -> QuantizedMatrix<'static> {
-    let codes: Vec<u8> = (0..n * k / 2).map(|_| random.bits() as u8).collect();
-    // Every e4m3 scale, zero and subnormals included; ue8m0 scales around 1.
-    let scale = |bits: u32| match format {
-        BlockFormat::Nvfp4 => (bits % 0x7F) as u8,
-        BlockFormat::Mxfp4 => (107 + bits % 40) as u8,
-    };
-    let scales: Vec<u8> = (0..n * k / format.block_len()).map(|_| scale(random.bits())).collect();
-    QuantizedMatrix::new(name, format, n, k, codes, scales, ScaleLayout::Linear, GlobalScale::ONE).unwrap()
-}
-
-fn weights(format: BlockFormat, n: usize, k: usize, seed: u64) -> GateUp<'static> {
-    let mut random = Random(seed);
-    GateUp::new(half("gate", format, n, k, &mut random), half("up", format, n, k, &mut random))
-}
 
 fn activations(m: usize, k: usize) -> Vec<f32> {
     let mut random = Random(3);
@@ -275,7 +239,7 @@ fn every_isa_gives_the_same_bits_as_portable_exact() {
                 let data = activations(m, k);
                 for a in [f32_matrix(m, k, &data), bf16s(m, k)] {
                     let want = sums(fused(Isa::Portable, format), &a, &one_tile(m), &packed);
-                    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                    for isa in isas() {
                         let kernel = fused(isa, format);
                         if matches!(layout(kernel, &a), Layout::Tiles { .. }) {
                             // Another order of sums, which `tiles` tests.
@@ -337,7 +301,7 @@ fn f16_and_bf16_activations_are_used_exactly() {
                 FloatMatrix::F16(Matrix::new("a", rows, k, f16s).unwrap()),
                 FloatMatrix::Bf16(Matrix::new("a", rows, k, bf16s).unwrap()),
             ] {
-                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                for isa in isas() {
                     let kernel = fused(isa, BlockFormat::Nvfp4);
                     if rows == m && matches!(a, FloatMatrix::Bf16(_)) {
                         assert_eq!(rests(kernel, &a).is_some(), integers, "kind {kind}");
@@ -419,7 +383,7 @@ fn every_code_times_every_scale_is_exact() {
         QuantizedMatrix::new("w", format, 1, k, codes, vec![scale], ScaleLayout::Linear, GlobalScale::ONE)
             .unwrap()
     };
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+    for isa in isas() {
         let nvfp4 = (0..0x7F).map(|scale| one(BlockFormat::Nvfp4, scale));
         for weight in nvfp4.chain((0..0xFF).map(|scale| one(BlockFormat::Mxfp4, scale))) {
             let (format, k, scale) = (weight.format(), weight.k(), weight.scale_byte(0, 0));

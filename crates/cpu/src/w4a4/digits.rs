@@ -240,9 +240,9 @@ pub(super) unsafe fn finish_pair<V: Vector>(
 #[cfg(test)]
 mod tests {
     use super::super::Kernel;
-    use super::super::tests::weights;
     use super::super::vector::raw_scale_unit;
     use super::*;
+    use crate::fixtures::{isas, weights};
     use crate::isa::FUSED;
     use crate::pack::{PANEL, SCALES, UP_CODES, unpack_scale};
     use crate::{Isa, PackedGateUp};
@@ -297,7 +297,7 @@ mod tests {
                 let panels = weights.panels();
                 let check = |blocks: Vec<([i32; CHUNK_K], DigitBlock)>| {
                     let only: Vec<_> = blocks.iter().map(|(_, block)| *block).collect();
-                    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                    for isa in isas() {
                         let fused = FUSED || isa != Isa::Portable;
                         let want: Vec<f32> =
                             (0..panels).flat_map(|panel| model(&weights, panel, &blocks, fused)).collect();

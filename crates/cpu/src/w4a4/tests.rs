@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::vector::scale_unit;
 use super::*;
 use crate::aligned::Aligned;
+use crate::fixtures::{Random, isas, quantized, weights};
 use crate::tile::{TILE_COLS, TileKernel};
 use crate::w4a16;
 use crate::{CpuOptions, CpuPlan, Error, Group, Isa, PackedGateUp, Tile, TileSink, Workspace};
@@ -34,34 +35,15 @@ impl TileSink for Collect {
     }
 }
 
-fn random_bytes(len: usize, seed: u64) -> impl Iterator<Item = u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    (0..len).map(move |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as u8
-    })
-}
-
-/// Random codes; block scales from all over the format, subnormals and the largest included.
+/// Random codes and scales.
 fn random(
     name: &'static str,
     format: BlockFormat,
-    rows: usize,
+    m: usize,
     k: usize,
     seed: u64,
 ) -> QuantizedMatrix<'static> {
-    let codes: Vec<u8> = random_bytes(rows * k / 2, seed).collect();
-    let scale = |byte: u8| match format {
-        BlockFormat::Nvfp4 => byte % 0x7F,
-        BlockFormat::Mxfp4 => 100 + byte % 40,
-    };
-    let scales: Vec<u8> = random_bytes(rows * k / format.block_len(), seed ^ 77).map(scale).collect();
-    let layout = ScaleLayout::Linear;
-    QuantizedMatrix::new(name, format, rows, k, codes, scales, layout, GlobalScale::ONE).unwrap()
-}
-
-pub(super) fn weights(format: BlockFormat, n: usize, k: usize, seed: u64) -> GateUp<'static> {
-    GateUp::new(random("gate", format, n, k, seed), random("up", format, n, k, seed + 1))
+    quantized(name, format, m, k, &mut Random(seed))
 }
 
 /// The definition of the bits: chunks of 16 ascending, an exact integer times both scales, one addition each.
@@ -111,10 +93,6 @@ fn run(
     Ok(collect.sums.into_inner().unwrap())
 }
 
-fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available())
-}
-
 fn desc_of(a: &AOperand<'_>, weights: &GateUp<'_>) -> DualGemmDesc {
     DualGemmDesc::new(a.rows(), weights.n(), weights.k(), AFormat::of(a), weights.gate.format())
 }
@@ -128,7 +106,7 @@ fn check_exact(a: QuantizedMatrix<'_>, weights: &GateUp<'_>) {
     let group = [Group { first_row: 0, rows: a.rows(), weights: &packed }];
     // Tiles have another order of sums.
     let tiles = |isa| isa == Isa::AmxBf16 && a.rows() >= MIN_TILE_ROWS;
-    for isa in available().filter(|&isa| !tiles(isa)) {
+    for isa in isas().filter(|&isa| !tiles(isa)) {
         for threads in [1, 3] {
             let got = run(isa, threads, &desc, &a, &group).unwrap();
             for (index, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -264,7 +242,7 @@ fn extreme_scales_are_right_together() {
                 let desc = DualGemmDesc::new(scales_a.len(), 3, 32, AFormat::of(&a), format_b);
                 let group = [Group { first_row: 0, rows: scales_a.len(), weights: &packed }];
                 let unit = f64::from(0.25 * unit_of(format_a) / scale_unit(format_b));
-                for isa in available() {
+                for isa in isas() {
                     for (i, sum) in run(isa, 1, &desc, &a, &group).unwrap().into_iter().enumerate() {
                         let scale = |format: BlockFormat, byte| f64::from(format.decode_scale(byte));
                         let scales = scale(format_a, scales_a[i / 6]) * scale(format_b, scales_b[i % 3]);

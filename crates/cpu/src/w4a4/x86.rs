@@ -38,6 +38,103 @@ pub(super) unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32) {
     }
 }
 
+/// How vectors of a width read a chunk of a panel.
+macro_rules! chunk_readers {
+    (
+        $integers:ident, $floats:ident;
+        table: $table:ident, load: $load:ident, byte: $byte:ident, word: $word:ident;
+        and: $and:ident, max: $max:ident, add: $add:ident, shuffle: $shuffle:ident;
+        right: $right:ident, left: $left:ident, floats: $to_floats:ident;
+        bytes: $extended:ident, $load_bytes:ident;
+    ) => {
+        /// As many features × four weights, from two lines of one half of a chunk.
+        #[inline(always)]
+        unsafe fn weights(chunk: *const u8, column: usize) -> [$integers; 4] {
+            // SAFETY: reads from each of two lines of 64 bytes, 128 · half + 128 ≤ 256, the chunk's code bytes: all, or a half, since
+            // `column` is a multiple of the features.
+            unsafe {
+                let table = $table(_mm_loadu_si128(BIASED.as_ptr().cast()));
+                let nibble = $byte(15);
+                let first = chunk.add(column / PANEL * UP_CODES + column % PANEL * 4);
+                let (line0, line1) = ($load(first.cast()), $load(first.add(64).cast()));
+                let (high0, high1) = ($right::<4>(line0), $right::<4>(line1));
+                [
+                    $shuffle(table, $and(line0, nibble)),
+                    $shuffle(table, $and(high0, nibble)),
+                    $shuffle(table, $and(line1, nibble)),
+                    $shuffle(table, $and(high1, nibble)),
+                ]
+            }
+        }
+
+        /// The bits of scales as f32; scales of nvfp4 are multiplied by 2 to the power of -[`SCALE_EXPONENT`].
+        #[inline(always)]
+        unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> $integers {
+            // SAFETY: reads a byte for each feature of the chunk's 32, since `column` is a multiple of the features.
+            unsafe {
+                let bytes = $extended($load_bytes(chunk.add(SCALES + column).cast()));
+                match format {
+                    BlockFormat::Nvfp4 => $left::<20>(bytes),
+                    // Byte 0 is 2⁻¹²⁷, a subnormal.
+                    BlockFormat::Mxfp4 => $max($left::<23>(bytes), $word(1 << 22)),
+                }
+            }
+        }
+
+        /// [`Vector::raw_scales`].
+        ///
+        /// # Safety
+        /// The machine has the instruction set, and `chunk` points to a chunk of a panel.
+        #[inline(always)]
+        unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> $floats {
+            // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
+            unsafe { $to_floats(scale_bits(chunk, column, format)) }
+        }
+
+        /// [`Vector::scales`].
+        ///
+        /// # Safety
+        /// The machine has the instruction set, and `chunk` points to a chunk of a panel.
+        #[inline(always)]
+        pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> $floats {
+            // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
+            unsafe {
+                let bits = scale_bits(chunk, column, format);
+                $to_floats(match format {
+                    BlockFormat::Nvfp4 => $add(bits, $word((SCALE_EXPONENT as i32 - 1) << 23)),
+                    BlockFormat::Mxfp4 => bits,
+                })
+            }
+        }
+    };
+}
+pub(super) use chunk_readers;
+
+/// A function that returns two vectors unchanged, and makes the compiler compute both before anything that follows.
+///
+/// Otherwise LLVM finishes one vector's sums before the other's, or one row's before the next one's, and spills the operands of the
+/// others meanwhile: sixteen registers are just enough. Empty `asm` blocks keep their order and so prevent that.
+macro_rules! in_order {
+    ($isa:ident, $integers:ident, $register:ident) => {
+        compiled_for!($isa, {
+            #[inline]
+            pub(crate) fn in_order([mut left, mut right]: [$integers; 2]) -> [$integers; 2] {
+                // SAFETY: the block holds a comment and no instruction.
+                unsafe {
+                    std::arch::asm!(
+                        "/* {0} {1} */",
+                        inout($register) left,
+                        inout($register) right,
+                        options(nomem, nostack, preserves_flags)
+                    );
+                }
+                [left, right]
+            }
+        });
+    };
+}
+pub(super) use in_order;
+
 /// Implements `Vector` for the token `$isa`.
 macro_rules! x86_vector {
     (

@@ -1,7 +1,7 @@
 //! Linear layers whose weights stay floats.
 
 use dualgemm_cpu::FloatLinear;
-use dualgemm_formats::FloatType;
+use dualgemm_formats::{Float, FloatType, match_floats};
 use dualgemm_gemm::float_linear_reference;
 
 use super::*;
@@ -12,17 +12,10 @@ fn matrix(random: &mut Random, kind: FloatType, rows: usize, cols: usize) -> Flo
     let values: Vec<f32> =
         (0..rows * stride).map(|i| if i % stride < cols { 3.0 * random.float() } else { f32::NAN }).collect();
     let name = "matrix";
-    match kind {
-        FloatType::F32 => FloatMatrix::F32(Matrix::strided(name, rows, cols, stride, values).unwrap()),
-        FloatType::F16 => {
-            let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
-            FloatMatrix::F16(Matrix::strided(name, rows, cols, stride, values).unwrap())
-        }
-        FloatType::Bf16 => {
-            let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
-            FloatMatrix::Bf16(Matrix::strided(name, rows, cols, stride, values).unwrap())
-        }
+    fn of<T: Float>(values: Vec<f32>) -> Vec<T> {
+        values.into_iter().map(T::nearest).collect()
     }
+    match_floats!(kind, FloatType => FloatMatrix(Matrix::strided(name, rows, cols, stride, of(values)).unwrap()))
 }
 
 fn linear(rows: usize, k: usize, isa: Isa) -> FloatLinear {

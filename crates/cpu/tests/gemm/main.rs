@@ -11,7 +11,8 @@ use std::borrow::Cow;
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Input, Isa, PackedGateUp, Team};
 use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{
-    BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize,
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
+    quantize,
 };
 use dualgemm_gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale,
@@ -62,21 +63,13 @@ impl Random {
     }
 
     fn activations(&mut self, format: AFormat, m: usize, k: usize) -> AOperand<'static> {
-        let data = || Random(9).floats(m * k);
-        let tripled = |x: &f32| x * 3.0;
-        match format {
-            AFormat::F32 => AOperand::Float(FloatMatrix::F32(Matrix::new("a", m, k, data()).unwrap())),
-            AFormat::F16 => {
-                let data: Vec<f16> = data().iter().map(|x| f16::from_f32(tripled(x))).collect();
-                AOperand::Float(FloatMatrix::F16(Matrix::new("a", m, k, data).unwrap()))
-            }
-            AFormat::Bf16 => {
-                let data: Vec<bf16> = data().iter().map(|x| bf16::from_f32(tripled(x))).collect();
-                AOperand::Float(FloatMatrix::Bf16(Matrix::new("a", m, k, data).unwrap()))
-            }
-            AFormat::Nvfp4 => AOperand::Quantized(self.quantized(BlockFormat::Nvfp4, m, k, 0.5)),
-            AFormat::Mxfp4 => AOperand::Quantized(self.quantized(BlockFormat::Mxfp4, m, k, 1.0)),
-        }
+        let Some(float) = format.float_type() else {
+            let scale = if format == AFormat::Nvfp4 { 0.5 } else { 1.0 };
+            return AOperand::Quantized(self.quantized(format.block_format().unwrap(), m, k, scale));
+        };
+        let data = Random(9).floats(m * k).into_iter();
+        let data = data.map(|x| if float == FloatType::F32 { x } else { 3.0 * x });
+        AOperand::Float(FloatMatrix::rounded("a", float, m, k, data).unwrap())
     }
 }
 

@@ -192,17 +192,8 @@ fn a_team_changes_no_bit_exact() {
     let rows =
         [floats.clone(), with(1040..1056, 0.0), with(2319..2320, 3e4), with(1500..1501, f32::MIN_POSITIVE)];
     for (case, row) in rows.iter().enumerate() {
-        let [halves, bf16s] = [
-            FloatMatrix::F16(
-                Matrix::new("a", 1, k, row.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()).unwrap(),
-            ),
-            FloatMatrix::Bf16(
-                Matrix::new("a", 1, k, row.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()).unwrap(),
-            ),
-        ];
-        for a in [FloatMatrix::F32(Matrix::new("a", 1, k, row.clone()).unwrap()), halves, bf16s]
-            .map(AOperand::Float)
-        {
+        for float in FloatType::ALL {
+            let a = AOperand::Float(FloatMatrix::rounded("a", float, 1, k, row.iter().copied()).unwrap());
             let desc = desc(&a, &weights, Activation::Silu);
             for isa in isas() {
                 let [alone, together] =
@@ -218,18 +209,8 @@ fn a_team_changes_no_bit_exact() {
 fn copied(a: &AOperand<'_>, list: &[u32]) -> AOperand<'static> {
     let (rows, k) = (list.len(), a.k());
     let places = || list.iter().map(|&row| row as usize);
-    macro_rules! floats {
-        ($kind:ident, $a:expr) => {
-            FloatMatrix::$kind(
-                Matrix::new("a", rows, k, places().flat_map(|row| $a.row(row).to_vec()).collect::<Vec<_>>())
-                    .unwrap(),
-            )
-        };
-    }
     AOperand::Float(match a {
-        AOperand::Float(FloatMatrix::F32(a)) => floats!(F32, a),
-        AOperand::Float(FloatMatrix::F16(a)) => floats!(F16, a),
-        AOperand::Float(FloatMatrix::Bf16(a)) => floats!(Bf16, a),
+        AOperand::Float(a) => a.pick("a", &places().collect::<Vec<_>>()).unwrap(),
         AOperand::Quantized(a) => {
             let codes = places().flat_map(|row| a.row_codes(row).to_vec()).collect::<Vec<_>>();
             let scales: Vec<u8> =

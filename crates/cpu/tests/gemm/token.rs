@@ -2,7 +2,7 @@
 
 use dualgemm_cpu::token::{LayerDesc, Norm, Part, TokenLayer, Tokens, takes_prompts};
 use dualgemm_cpu::{Error, Isa};
-use dualgemm_formats::FloatType;
+use dualgemm_formats::{Float, FloatType, match_floats};
 
 use super::*;
 
@@ -15,18 +15,7 @@ const EPS: f32 = 1e-5;
 
 /// Vectors of one type, and what a step that rounds to it may be off by.
 fn typed(float: FloatType, values: &[f32]) -> FloatMatrix<'static> {
-    let (rows, cols) = (1, values.len());
-    match float {
-        FloatType::F32 => FloatMatrix::F32(Matrix::new("v", rows, cols, values.to_vec()).unwrap()),
-        FloatType::F16 => {
-            let values: Vec<_> = values.iter().map(|&x| f16::from_f32(x)).collect();
-            FloatMatrix::F16(Matrix::new("v", rows, cols, values).unwrap())
-        }
-        FloatType::Bf16 => {
-            let values: Vec<_> = values.iter().map(|&x| bf16::from_f32(x)).collect();
-            FloatMatrix::Bf16(Matrix::new("v", rows, cols, values).unwrap())
-        }
-    }
+    FloatMatrix::rounded("v", float, 1, values.len(), values.iter().copied()).unwrap()
 }
 
 /// Memory for values of a type.
@@ -38,27 +27,15 @@ enum Memory {
 
 impl Memory {
     fn new(float: FloatType, values: &[f32]) -> Self {
-        match float {
-            FloatType::F32 => Self::F32(values.to_vec()),
-            FloatType::F16 => Self::F16(values.iter().map(|&x| f16::from_f32(x)).collect()),
-            FloatType::Bf16 => Self::Bf16(values.iter().map(|&x| bf16::from_f32(x)).collect()),
-        }
+        match_floats!(float, FloatType => Self(values.iter().map(|&x| Float::nearest(x)).collect()))
     }
 
     fn output(&mut self) -> OutputMut<'_> {
-        match self {
-            Self::F32(values) => OutputMut::F32(values),
-            Self::F16(values) => OutputMut::F16(values),
-            Self::Bf16(values) => OutputMut::Bf16(values),
-        }
+        match_floats!(self, Self(values) => OutputMut: values)
     }
 
     fn values(&self) -> Vec<f64> {
-        match self {
-            Self::F32(values) => values.iter().map(|&x| x.into()).collect(),
-            Self::F16(values) => values.iter().map(|&x| x.into()).collect(),
-            Self::Bf16(values) => values.iter().map(|&x| x.into()).collect(),
-        }
+        match_floats!(self, Self(values) => values.iter().map(|x| x.value().into()).collect())
     }
 }
 
@@ -72,24 +49,14 @@ fn source(part: Part, i: usize, len: usize) -> usize {
 }
 
 fn write(out: &mut OutputMut<'_>, of: impl Fn(usize) -> f32) {
-    match out {
-        OutputMut::F32(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = of(i)),
-        OutputMut::F16(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = f16::from_f32(of(i))),
-        OutputMut::Bf16(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = bf16::from_f32(of(i))),
-        OutputMut::Nvfp4 { .. } => unreachable!("products are floats"),
-    }
+    match_floats!(out, OutputMut(out) => out.iter_mut().enumerate().for_each(|(i, out)| *out = Float::nearest(of(i))),
+        OutputMut::Nvfp4 { .. } => unreachable!("products are floats"));
 }
 
 fn product(a: &AOperand<'_>, parts: &mut [(Part, OutputMut<'_>)]) -> Result<(), Error> {
     let AOperand::Float(a) = a else { unreachable!("activations are floats") };
     for (part, out) in parts {
-        let len = match &*out {
-            OutputMut::F32(out) => out.len(),
-            OutputMut::F16(out) => out.len(),
-            OutputMut::Bf16(out) => out.len(),
-            OutputMut::Nvfp4 { .. } => unreachable!("products are floats"),
-        };
-        let of_row = len / a.rows();
+        let of_row = out.floats().unwrap().1 / a.rows();
         write(out, |i| a.value(i / of_row, source(*part, i % of_row, a.cols())));
     }
     Ok(())

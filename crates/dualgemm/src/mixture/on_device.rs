@@ -8,13 +8,12 @@
 
 use dualgemm_bench::Timing;
 use dualgemm_device::Stream;
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::{Float, FloatType, ScaleLayout, match_floats};
 use dualgemm_gemm::{
     AFormat, AOperand, DualGemmDesc, GateUp, GatedMlp, Linear, OutFormat, OutputMut, RouterWeights, Routing,
 };
 use dualgemm_plan::mixture::{AroundExperts, MixtureCall, Sizes};
 use dualgemm_plan::{Buffer, DeviceExperts, Gpu, GpuOptions, Launches, Operands, measure};
-use half::slice::HalfFloatSliceExt;
 
 use super::{Experts, MixtureDesc, MixturePlan, MixtureRunner, PackedMixture, Place};
 use crate::{Error, MlpRunner, PackedExperts, PackedMlp, Target};
@@ -195,12 +194,8 @@ impl OnGpu {
         }
         let mut sums = vec![0.0; rows * self.desc.mlp.down.n];
         operands.read_c(0, rows, &mut OutputMut::F32(&mut sums))?;
-        match c {
-            OutputMut::F32(c) => c.copy_from_slice(&sums),
-            OutputMut::F16(c) => c.convert_from_f32_slice(&sums),
-            OutputMut::Bf16(c) => c.convert_from_f32_slice(&sums),
-            OutputMut::Nvfp4 { .. } => {} // `check` refused it.
-        }
+        // `check` refused the other.
+        match_floats!(c, OutputMut(c) => Float::narrow(&sums, c), OutputMut::Nvfp4 { .. } => {});
         Ok(())
     }
 

@@ -3,7 +3,9 @@
 
 use dualgemm::check::select_rows;
 use dualgemm::device::{Device as _, DevicePtr, Stream};
-use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3};
+use dualgemm::formats::{
+    BlockFormat, Float, QuantizedMatrix, ScaleLayout, match_floats, scalar::e2m1, scalar::e4m3,
+};
 use dualgemm::gemm::compare::Element;
 use dualgemm::gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale, OutputMut,
@@ -13,7 +15,7 @@ use dualgemm::{
     DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, OwnedMatrix, PackedWeights,
     Plan, Rows, Runner, SimArch, Target,
 };
-use half::{bf16, f16};
+use half::f16;
 
 use crate::on_device::{a_bytes, desc, pair_on, read};
 use crate::{a_of, expert, quantized, rel_l2};
@@ -62,15 +64,12 @@ pub(crate) fn assert_rows<T: Element>(
 /// A C that holds this everywhere; where it is nvfp4, scales of NaN.
 pub(crate) fn filled(desc: &DualGemmDesc, x: f32) -> OwnedMatrix {
     let mut c = OwnedMatrix::of_c("c", desc).unwrap();
-    match &mut c {
-        OwnedMatrix::F32(c) => c.fill(x),
-        OwnedMatrix::F16(c) => c.fill(f16::from_f32(x)),
-        OwnedMatrix::Bf16(c) => c.fill(bf16::from_f32(x)),
+    match_floats!(&mut c, OwnedMatrix(c) => c.fill(Float::nearest(x)),
         OwnedMatrix::Quantized { codes, scales, .. } => {
             codes.fill(0xFF);
             scales.fill(0xFF);
         }
-    }
+    );
     c
 }
 

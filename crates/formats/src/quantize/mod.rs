@@ -27,13 +27,14 @@ mod torchao;
 
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt;
-
 pub use report::relative_l2;
 use rule::{Block, Rule, amax_bits, block_amax, pack};
 
 use crate::scalar::e4m3;
-use crate::{BlockFormat, Error, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
+use crate::{
+    BlockFormat, Error, Float, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout,
+    match_floats,
+};
 
 crate::named! {
     /// Whose arithmetic to follow.
@@ -297,24 +298,14 @@ pub fn te_codes(x: &[f32; 16], global_scale: GlobalScale) -> ([u8; 16], u8) {
 
 /// Calls `f(row, block, elements)` for every whole block of 16 of some rows, widened to f32.
 fn for_each_block(x: &FloatMatrix<'_>, rows: Range<usize>, mut f: impl FnMut(usize, usize, &Block)) {
-    let mut wide = [0.0; 16];
-    for row in rows {
-        match x {
-            FloatMatrix::F32(m) => {
-                m.row(row).as_chunks().0.iter().enumerate().for_each(|(i, block)| f(row, i, block));
-            }
-            FloatMatrix::F16(m) => {
-                for (i, block) in m.row(row).as_chunks::<16>().0.iter().enumerate() {
-                    block.convert_to_f32_slice(&mut wide);
-                    f(row, i, &wide);
-                }
-            }
-            FloatMatrix::Bf16(m) => {
-                for (i, block) in m.row(row).as_chunks::<16>().0.iter().enumerate() {
-                    block.convert_to_f32_slice(&mut wide);
-                    f(row, i, &wide);
-                }
-            }
+    fn of<T: Float>(row: &[T], mut f: impl FnMut(usize, &Block)) {
+        let mut wide = [0.0; 16];
+        for (i, block) in row.as_chunks::<16>().0.iter().enumerate() {
+            T::widen(block, &mut wide);
+            f(i, &wide);
         }
+    }
+    for row in rows {
+        match_floats!(x, FloatMatrix(m) => of(m.row(row), |i, block| f(row, i, block)));
     }
 }

@@ -115,9 +115,9 @@ pub fn written(device: &dyn Device, mut bytes: Vec<u8>) -> Result<(DevicePtr, La
 fn elementwise() -> Vec<Case> {
     let (m, k) = (40, 208);
     let run = move |device: &dyn Device| {
-        let amax = Amax::new(device, FloatType::F16)?;
+        let amax = Amax::new(device, FloatType::F16, false)?;
         let quantize = Quantize::new(device, FloatType::F16, Sink::Codes(ScaleLayout::Linear), true)?;
-        let atoms = ScaleAtoms::new(device, ScaleLayout::Linear)?;
+        let atoms = ScaleAtoms::new(device, ScaleLayout::Linear, false)?;
         let expand = Expand::new(device, ScaleLayout::Sf128x4, FloatType::F16)?;
         let program = Activation::Silu.program();
         let (ty, sink) = (FloatType::F16, Sink::Float(FloatType::F16));

@@ -100,17 +100,8 @@ pub struct Amax {
 }
 
 impl Amax {
-    /// Loads the kernel for floats of this type.
-    pub fn new(device: &dyn Device, ty: FloatType) -> Result<Self, Error> {
-        Self::load(device, ty, false)
-    }
-
-    /// As [`new`](Self::new), for rows in groups.
-    pub fn grouped(device: &dyn Device, ty: FloatType) -> Result<Self, Error> {
-        Self::load(device, ty, true)
-    }
-
-    fn load(device: &dyn Device, ty: FloatType, grouped: bool) -> Result<Self, Error> {
+    /// Loads the kernel for floats of this type, of rows in groups or in one.
+    pub fn new(device: &dyn Device, ty: FloatType, grouped: bool) -> Result<Self, Error> {
         let module = generate(ty, grouped, target_for(device.info().arch))?;
         Ok(Self { function: load(device, &module, ENTRY)?, ty, grouped })
     }

@@ -86,17 +86,8 @@ pub struct ScaleAtoms {
 }
 
 impl ScaleAtoms {
-    /// Loads the kernel for scales in this order.
-    pub fn new(device: &dyn Device, from: ScaleLayout) -> Result<Self, Error> {
-        Self::load(device, from, false)
-    }
-
-    /// As [`new`](Self::new), for rows in groups.
-    pub fn grouped(device: &dyn Device, from: ScaleLayout) -> Result<Self, Error> {
-        Self::load(device, from, true)
-    }
-
-    fn load(device: &dyn Device, from: ScaleLayout, grouped: bool) -> Result<Self, Error> {
+    /// Loads the kernel for scales in this order, of rows in groups or in one.
+    pub fn new(device: &dyn Device, from: ScaleLayout, grouped: bool) -> Result<Self, Error> {
         let module = generate(from, grouped, target_for(device.info().arch))?;
         Ok(Self { function: load(device, &module, ENTRY)?, grouped })
     }

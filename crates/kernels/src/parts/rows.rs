@@ -291,7 +291,7 @@ impl Rows {
             for (i, &value) in (0u32..).zip(values) {
                 let feature = k.eval(feature + i);
                 let inside = k.compare_and(Cmp::Lt, feature, last, inside);
-                self.variant.out.store(k, inside, to.at(i * bytes), value);
+                self.variant.out.store(k, Some(inside), to.at(i * bytes), value);
             }
             return;
         }

@@ -43,17 +43,7 @@ impl Staged<'_> {
 
     /// Rounds an element and stores it.
     pub fn store(&self, k: &mut Kernel, to: Addr<Shared>, value: Reg<F32>) {
-        match self.rows.variant.out {
-            Out::F32 | Out::Nvfp4 { .. } => k.st(to, value),
-            Out::F16 => {
-                let half = k.f32_to_f16(value);
-                k.st(to, half);
-            }
-            Out::Bf16 => {
-                let half = k.f32_to_bf16(value);
-                k.st(to, half);
-            }
-        }
+        self.rows.variant.out.store(k, None, to, value);
     }
 
     /// The tile's first `tokens` rows to C, a piece at a time: to the rows from `first` on below `end`, the features from

@@ -71,18 +71,26 @@ impl Out {
         }
     }
 
-    /// Stores one element, rounded to nearest, where `inside` holds. Nvfp4 is never stored so: its blocks are whole.
-    pub(crate) fn store(self, k: &mut Kernel, inside: Reg<Pred>, to: Addr<Global>, value: Reg<F32>) {
-        match self {
-            Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
-            Out::F16 => {
-                let half = k.f32_to_f16(value);
-                k.when(inside).st(to, half);
-            }
-            Out::Bf16 => {
-                let half = k.f32_to_bf16(value);
-                k.when(inside).st(to, half);
-            }
+    /// Stores one element, rounded to nearest, where `inside` holds, if it is given. What becomes nvfp4, in whole blocks, is staged
+    /// as f32.
+    pub(crate) fn store<S: AddrSpace>(
+        self,
+        k: &mut Kernel,
+        inside: Option<Reg<Pred>>,
+        to: Addr<S>,
+        value: Reg<F32>,
+    ) {
+        let half: Option<Reg<B16>> = match self {
+            Out::F32 | Out::Nvfp4 { .. } => None,
+            Out::F16 => Some(k.f32_to_f16(value).cast()),
+            Out::Bf16 => Some(k.f32_to_bf16(value).cast()),
+        };
+        if let Some(inside) = inside {
+            k.when(inside);
+        }
+        match half {
+            Some(half) => k.st(to, half),
+            None => k.st(to, value),
         }
     }
 }

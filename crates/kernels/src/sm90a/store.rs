@@ -326,7 +326,7 @@ impl Fused<'_> {
             let row = k.eval(row + e as u32);
             let inside = k.compare_and(Cmp::Lt, row, tile.token_end, inside);
             let to = self.rows.place(k, row, feature);
-            self.variant.out.store(k, inside, to, value);
+            self.variant.out.store(k, Some(inside), to, value);
         }
     }
 }

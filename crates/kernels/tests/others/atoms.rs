@@ -16,7 +16,7 @@ use crate::common::*;
 fn scales_move_to_their_atoms_and_padding_is_zeroed_exact() {
     let gpu = gpu();
     for layout in ScaleLayout::ALL {
-        let kernel = ScaleAtoms::new(gpu, layout).unwrap();
+        let kernel = ScaleAtoms::new(gpu, layout, false).unwrap();
         for (rows, blocks) in [(1, 1), (32, 4), (129, 5), (200, 13), (3, 516)] {
             let linear: Vec<u8> = (0..rows * blocks).map(|i| (i % 126) as u8 + 1).collect();
             let mut scales = ScaleLayout::Linear.convert(&linear, layout, rows, blocks);
@@ -64,7 +64,7 @@ fn words(values: &[u32]) -> Vec<u8> {
 fn scales_of_groups_start_with_atoms_of_their_own_exact() {
     let gpu = gpu();
     for layout in ScaleLayout::ALL {
-        let kernel = ScaleAtoms::grouped(gpu, layout).unwrap();
+        let kernel = ScaleAtoms::new(gpu, layout, true).unwrap();
         for (rows, first_rows) in tables() {
             let blocks = 6;
             let linear: Vec<u8> = (0..rows * blocks).map(|i| (i % 126) as u8 + 1).collect();
@@ -96,7 +96,7 @@ fn floats_of_groups_are_quantized_to_atoms_of_their_own_exact() {
                     dualgemm_formats::quantize::quantize_with("a", &a, Producer::Te, Search::Plain, by_rule),
                 ),
                 true => {
-                    run(gpu, &Amax::new(gpu, ty).unwrap().spec(&on_device, parts, None).unwrap());
+                    run(gpu, &Amax::new(gpu, ty, false).unwrap().spec(&on_device, parts, None).unwrap());
                     let want = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain);
                     (Scale::Dynamic { parts, scale: written }, want)
                 }
@@ -128,7 +128,7 @@ fn the_largest_magnitude_is_that_of_rows_of_groups_exact() {
             gpu.memset(at, byte, on_device.pitch).unwrap();
         }
         let groups = Groups { count: first_rows.len() - 1, rows: upload(gpu, &words(&first_rows)) };
-        let (single, kernel) = (Amax::new(gpu, ty).unwrap(), Amax::grouped(gpu, ty).unwrap());
+        let (single, kernel) = (Amax::new(gpu, ty, false).unwrap(), Amax::new(gpu, ty, true).unwrap());
         let parts = made(gpu, Amax::parts(rows, k) as usize * 4, |parts| {
             assert!(kernel.spec(&on_device, parts, None).is_err());
             assert!(single.spec(&on_device, parts, Some(&groups)).is_err());
@@ -162,7 +162,7 @@ fn bytes_are_copied_as_they_are_and_none_beyond_exact() {
 #[test]
 fn scales_that_no_grid_takes_and_misaligned_atoms_are_refused() {
     let gpu = gpu();
-    let kernel = ScaleAtoms::new(gpu, ScaleLayout::Linear).unwrap();
+    let kernel = ScaleAtoms::new(gpu, ScaleLayout::Linear, false).unwrap();
     for (shape, to) in [((0, 4), 256), ((4, 0), 256), ((4, 4), 8), ((1, 1 << 26), 256)] {
         assert!(kernel.spec(shape, DevicePtr(256), DevicePtr(to), None).is_err(), "{shape:?}");
     }
@@ -170,7 +170,7 @@ fn scales_that_no_grid_takes_and_misaligned_atoms_are_refused() {
     let message = |kernel: &ScaleAtoms, groups: Option<&Groups>| {
         kernel.spec((4, 4), DevicePtr(256), DevicePtr(256), groups).unwrap_err().to_string()
     };
-    let grouped = ScaleAtoms::grouped(gpu, ScaleLayout::Linear).unwrap();
+    let grouped = ScaleAtoms::new(gpu, ScaleLayout::Linear, true).unwrap();
     assert!(message(&grouped, None).ends_with("what the kernel was made for"));
     assert!(message(&kernel, Some(&groups(1, 256))).ends_with("what the kernel was made for"));
     assert!(message(&grouped, Some(&groups(0, 256))).starts_with("groups is 0"));

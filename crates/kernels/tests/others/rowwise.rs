@@ -113,7 +113,7 @@ fn check_quantized(
     let on_device = upload_floats(gpu, a);
     let dynamic = matches!(scale, Scale::Dynamic { .. });
     if let Scale::Dynamic { parts, .. } = scale {
-        run(gpu, &Amax::new(gpu, ty).unwrap().spec(&on_device, parts, None).unwrap());
+        run(gpu, &Amax::new(gpu, ty, false).unwrap().spec(&on_device, parts, None).unwrap());
     }
     let (m, k) = (a.rows(), a.cols());
     let len = layout.len(m, k / 16);
@@ -369,7 +369,7 @@ fn e4m3_of_codes_and_under_a_dynamic_scale_is_the_value_rounded_exact() {
     let amax = (0..7 * 1040).map(|i| a.value(i / 1040, i % 1040).abs()).fold(0.0, f32::max);
     let [values, parts, scale] = [7 * 1040, 4 * MAX_PARTS as usize, 4].map(|bytes| poisoned(gpu, bytes));
     let on_device = upload_floats(gpu, &a);
-    run(gpu, &Amax::new(gpu, FloatType::Bf16).unwrap().spec(&on_device, parts, None).unwrap());
+    run(gpu, &Amax::new(gpu, FloatType::Bf16, false).unwrap().spec(&on_device, parts, None).unwrap());
     let kernel = Quantize::new(gpu, FloatType::Bf16, Sink::E4m3, true).unwrap();
     let to = Out::Image { values, pitch: 1040 };
     run(gpu, &kernel.spec(&on_device, &to, &Scale::Dynamic { parts, scale }).unwrap());

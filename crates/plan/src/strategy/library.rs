@@ -210,11 +210,9 @@ impl Ready {
         let (beside, graphs) = (beside.transpose()?, graphs.transpose()?);
         let ty = compute_type(&desc).map_err(|reason| strategy.unsupported(reason))?;
         let half = if ty == FloatType::Bf16 { HalfType::Bf16 } else { HalfType::F16 };
-        let sink = match desc.out {
-            OutFormat::F32 => Sink::Float(FloatType::F32),
-            OutFormat::F16 => Sink::Float(FloatType::F16),
-            OutFormat::Bf16 => Sink::Float(FloatType::Bf16),
-            OutFormat::Nvfp4 { scale_layout, .. } => Sink::Codes(scale_layout),
+        let sink = match (desc.out, AFormat::from(desc.out).float_type()) {
+            (OutFormat::Nvfp4 { scale_layout, .. }, _) => Sink::Codes(scale_layout),
+            (_, float) => Sink::Float(float.unwrap_or(ty)),
         };
         let (program, round) = (desc.epilogue.activation.program(), desc.epilogue.round_gate_up_to_bf16);
         let size = (desc.m, if strategy.one_product { 2 * desc.n } else { desc.n }, desc.k);

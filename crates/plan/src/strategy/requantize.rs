@@ -30,7 +30,7 @@ impl Requantize {
         Ok(Some(Self {
             n,
             scratch: Buffer::new(gpu, m * n * 4)?,
-            amax: Amax::new(gpu, FloatType::F32)?,
+            amax: Amax::new(gpu, FloatType::F32, false)?,
             parts: Buffer::new(gpu, 4 * MAX_PARTS as usize)?,
             quantize: Quantize::new(gpu, FloatType::F32, Sink::Codes(scale_layout), true)?,
         }))

@@ -202,23 +202,3 @@ fn addresses(x: &Matrix, cx: &mut Cx<'_, '_>) -> Result<Vec<[u64; 32]>> {
         })
         .collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fragments_take_the_registers_the_isa_lists_exact() {
-        let count = registers;
-        assert_eq!(count(Role::A, [8, 32, 16], "f16"), 8);
-        assert_eq!(count(Role::C, [16, 16, 16], "f16"), 4);
-        assert_eq!(count(Role::A, [8, 32, 16], "bf16"), 2);
-        assert_eq!(count(Role::B, [8, 32, 16], "bf16"), 8);
-        assert_eq!(count(Role::B, [16, 16, 8], "tf32"), 4);
-        assert_eq!(count(Role::A, [32, 8, 16], "u8"), 4);
-        assert_eq!(count(Role::B, [32, 8, 16], "s8"), 1);
-        assert_eq!(count(Role::C, [32, 8, 16], "s32"), 8);
-        assert_eq!(count(Role::A, [8, 8, 4], "f64"), 1);
-        assert_eq!(count(Role::C, [8, 8, 4], "f64"), 2);
-    }
-}

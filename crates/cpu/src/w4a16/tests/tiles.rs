@@ -140,7 +140,7 @@ fn the_order_of_sums_of_tiles_is_the_documented_one_exact() {
                     want.extend((0..n).map(|n| scalar_tiles(&row, half, n, terms)));
                 }
             }
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            for isa in isas() {
                 let got = sums(emulated(isa), a, &one_tile(m), &packed);
                 assert_bits(&got, &want, &format!("{isa} M={m}, {terms} terms"));
             }
@@ -160,7 +160,7 @@ fn every_code_times_every_scale_is_widened_exact() {
     let packed = PackedGateUp::pack(&GateUp::new(weight.clone(), weight.clone())).unwrap();
     // Row r picks element r.
     let data: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+    for isa in isas() {
         let got = sums(emulated(isa), &as_bf16(k, k, &data), &one_tile(k), &packed);
         for (i, got) in got.into_iter().enumerate() {
             let (row, feature) = (i / n / 2, i % n);
