@@ -98,16 +98,10 @@ instructions! {
     sub<T: Number>(a: Reg<T>, b: impl Src<T>) -> T = format!("sub{}.{}", T::ROUNDING, T::TYPE);
     /// Product; integers keep the low half.
     mul<T: Number>(a: Reg<T>, b: impl Src<T>) -> T = format!("mul{}.{}", T::LOW, T::TYPE);
-    /// The high half of an integer product.
-    mul_hi<T: Integer>(a: Reg<T>, b: impl Src<T>) -> T = format!("mul.hi.{}", T::TYPE);
     /// `a * b + c`, rounded once.
     fma<T: Float>(a: Reg<T>, b: impl Src<T>, c: impl Src<T>) -> T = format!("fma.rn.{}", T::TYPE);
-    /// The low half of `a * b + c`.
-    mad<T: Integer>(a: Reg<T>, b: impl Src<T>, c: impl Src<T>) -> T = format!("mad.lo.{}", T::TYPE);
     /// Quotient towards zero.
     div<T: Integer>(a: Reg<T>, b: impl Src<T>) -> T = format!("div.{}", T::TYPE);
-    /// Remainder of [`div`](Self::div).
-    rem<T: Integer>(a: Reg<T>, b: impl Src<T>) -> T = format!("rem.{}", T::TYPE);
     /// The smaller one; a NaN loses.
     min<T: Ordered>(a: Reg<T>, b: impl Src<T>) -> T = format!("min.{}", T::TYPE);
     /// The larger one; a NaN loses.
@@ -128,8 +122,6 @@ instructions! {
     xor<T: Bits>(a: Reg<T>, b: impl Src<T>) -> T = format!("xor.{}", T::BITS);
     /// Bitwise complement.
     not<T: Bits>(a: Reg<T>) -> T = format!("not.{}", T::BITS);
-    /// Shift left by `n` bits; 0 from the width on.
-    shl<T: Bits>(a: Reg<T>, n: impl Src<U32>) -> T = format!("shl.{}", T::BITS);
     /// Shift right by `n` bits; signed types replicate the sign.
     shr<T: Bits>(a: Reg<T>, n: impl Src<U32>) -> T = format!("shr.{}", T::TYPE);
     /// `bfe`: `len` bits from bit `pos` on; signed types replicate the sign.
@@ -138,9 +130,6 @@ instructions! {
 
     /// The full product.
     mul_wide<T: DoubleWidth>(a: Reg<T>, b: impl Src<T>) -> T::Product = format!("mul.wide.{}", T::TYPE);
-    /// `bfi`: `b` with its bits from `pos` on, `len` of them, replaced by the low bits of `a`.
-    bit_insert<T: Bits>(a: Reg<T>, b: impl Src<T>, pos: impl Src<U32>, len: impl Src<U32>) -> T
-        = format!("bfi.{}", T::BITS);
     /// `lop3`: for each bit, `lut` bit `4a + 2b + c`; e.g. 0xE8 is the majority, 0xEA is `(a & b) | c`.
     lop3<T: RegType<Class = ClassB32>>(a: Reg<T>, b: impl Src<T>, c: impl Src<T>, lut: u8) -> T
         = "lop3.b32", [a.operand(), b.operand(), c.operand(), Operand::Imm(Immediate::Hex(lut.into()))];
@@ -163,14 +152,8 @@ instructions! {
     rcp_approx(a: Reg<F32>) -> F32 = "rcp.approx.ftz.f32";
     /// `2^a`, off by at most 2 ulp; subnormals are flushed.
     ex2_approx(a: Reg<F32>) -> F32 = "ex2.approx.ftz.f32";
-    /// `log2 a`; subnormals are flushed.
-    lg2_approx(a: Reg<F32>) -> F32 = "lg2.approx.ftz.f32";
-    /// `tanh a`, off by at most 2^-11 relative.
-    tanh_approx(a: Reg<F32>) -> F32 = "tanh.approx.f32";
     /// `a / b`, correctly rounded.
     div_exact(a: impl Src<F32>, b: impl Src<F32>) -> F32 = "div.rn.f32";
-    /// `a / b` as `a * (1 / b)`, off by at most 2 ulp for `b` between 2^-126 and 2^126; subnormals are flushed.
-    div_approx(a: Reg<F32>, b: impl Src<F32>) -> F32 = "div.approx.ftz.f32";
 
     // Packing; the first source is the low part.
 
@@ -178,10 +161,6 @@ instructions! {
     pack_64<T: RegType<Class = ClassB32>>(low: Reg<T>, high: Reg<T>) -> B64 = "mov.b64", [vector(&[low, high])];
     /// Two 16-bit registers as one of 32 bits.
     pack_32<T: RegType<Class = ClassB16>>(low: Reg<T>, high: Reg<T>) -> B32 = "mov.b32", [vector(&[low, high])];
-    /// Two 8-bit registers as one of 16 bits.
-    pack_16(low: Reg<B8>, high: Reg<B8>) -> B16 = "mov.b16", [vector(&[low, high])];
-    /// Four 8-bit registers as one of 32 bits, lowest first.
-    pack_bytes(bytes: [Reg<B8>; 4]) -> B32 = "mov.b32", [vector(&bytes)];
     /// The bits of a binary32.
     to_bits(a: Reg<F32>) -> B32 = "mov.b32";
     /// The binary32 with these bits.

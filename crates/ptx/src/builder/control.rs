@@ -52,8 +52,6 @@ instructions! {
     /// Waits at barrier `id` (0 to 15) until `threads` threads, a multiple of 32, are here. Warps come whole and
     /// converged.
     bar_sync(id: impl Src<U32>, threads: impl Src<U32>) = "barrier.sync.aligned";
-    /// Arrives at barrier `id` for which `threads` threads count, without waiting. Warps come whole and converged.
-    bar_arrive(id: impl Src<U32>, threads: impl Src<U32>) = "barrier.arrive.aligned";
     /// Waits until all lanes of the warp are here.
     warp_sync() = "bar.warp.sync", [all()];
     /// Arrives at the cluster barrier, releasing.
@@ -69,10 +67,6 @@ instructions! {
         [a.operand(), lane.operand(), number(if how == Shuffle::Up { 0 } else { 31 }), all()];
     /// The lanes for which `p` holds, as bits.
     ballot(p: impl Into<Cond>) -> B32 = "vote.sync.ballot.b32", [p.into().operand(), all()];
-    /// Whether `p` holds for any lane.
-    vote_any(p: impl Into<Cond>) -> Pred = "vote.sync.any.pred", [p.into().operand(), all()];
-    /// Whether `p` holds for all lanes.
-    vote_all(p: impl Into<Cond>) -> Pred = "vote.sync.all.pred", [p.into().operand(), all()];
     /// The integers of all lanes combined.
     redux<T: Integer>(op: Redux, a: Reg<T>) -> T
         = format!("redux.sync.{}.{}", op.as_str(), T::TYPE), [a.operand(), all()];
@@ -85,19 +79,11 @@ instructions! {
     grid_dependency_wait() = "griddepcontrol.wait";
     /// Lets dependent kernels start.
     launch_dependents() = "griddepcontrol.launch_dependents";
-    /// Sleeps for about `ns` nanoseconds.
-    nanosleep(ns: impl Src<U32>) = "nanosleep.u32";
 
     /// Asks for a cluster that has not started, to do its work: the 16-byte answer goes to `answer`, its bytes are
     /// completed on `mbarrier`.
     try_cancel(answer: Addr<Shared>, mbarrier: Addr<Shared>)
         = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128";
-    /// As [`try_cancel`](Self::try_cancel), answering every CTA of the cluster.
-    try_cancel_multicast(answer: Addr<Shared>, mbarrier: Addr<Shared>)
-        = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes\
-           .multicast::cluster::all.b128";
-    /// Whether an answer names a cluster.
-    is_canceled(answer: Reg<B128>) -> Pred = "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128";
 }
 
 impl Kernel {

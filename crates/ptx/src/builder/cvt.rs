@@ -9,8 +9,6 @@ instructions! {
     convert<T: Integer, S: Integer>(a: Reg<S>) -> T = format!("cvt.{}.{}", T::TYPE, S::TYPE);
     /// An integer as a floating-point number, rounded to nearest even.
     int_to_float<T: Float, S: Integer>(a: Reg<S>) -> T = format!("cvt.rn.{}.{}", T::TYPE, S::TYPE);
-    /// A binary32 as an integer, truncated; values out of range saturate.
-    f32_to_int<T: Integer>(a: Reg<F32>) -> T = format!("cvt.rzi.{}.f32", T::TYPE);
     /// A binary16 as binary32, exactly.
     f16_to_f32(a: Reg<F16>) -> F32 = "cvt.f32.f16";
     /// A bfloat16 as binary32, exactly.
@@ -19,8 +17,6 @@ instructions! {
     f32_to_f16(a: Reg<F32>) -> F16 = "cvt.rn.f16.f32";
     /// A binary32 as bfloat16, rounded to nearest even.
     f32_to_bf16(a: Reg<F32>) -> Bf16 = "cvt.rn.bf16.f32";
-    /// A pair of binary16 as a pair of e4m3, rounded to nearest even, saturated.
-    f16x2_to_e4m3x2(a: Reg<F16x2>) -> B16 = "cvt.rn.satfinite.e4m3x2.f16x2";
     /// A pair of e4m3 as a pair of binary16, exactly.
     e4m3x2_to_f16x2(a: Reg<B16>) -> F16x2 = "cvt.rn.f16x2.e4m3x2";
     /// A byte with a pair of e2m1 as a pair of binary16, exactly.
@@ -31,13 +27,4 @@ instructions! {
     /// Two binary32 as a pair of bfloat16, rounded to nearest even.
     f32_to_bf16x2(low: Reg<F32>, high: Reg<F32>) -> Bf16x2
         = "cvt.rn.bf16x2.f32", [high.operand(), low.operand()];
-    /// Two binary32 as a pair of e4m3, rounded to nearest even, saturated.
-    f32_to_e4m3x2(low: Reg<F32>, high: Reg<F32>) -> B16
-        = "cvt.rn.satfinite.e4m3x2.f32", [high.operand(), low.operand()];
-    /// Two binary32 as a pair of e2m1 in a byte, rounded to nearest even, saturated.
-    f32_to_e2m1x2(low: Reg<F32>, high: Reg<F32>) -> B8
-        = "cvt.rn.satfinite.e2m1x2.f32", [high.operand(), low.operand()];
-    /// Two binary32 as a pair of ue8m0, rounded up.
-    f32_to_ue8m0x2(low: Reg<F32>, high: Reg<F32>) -> B16
-        = "cvt.rp.satfinite.ue8m0x2.f32", [high.operand(), low.operand()];
 }

@@ -10,36 +10,23 @@ instructions! {
     /// Sets up an mbarrier that completes a phase after `count` arrivals. Other threads may use it after a barrier;
     /// other CTAs and the async proxy after [`fence_mbarrier_init`](Self::fence_mbarrier_init) and a barrier.
     mbarrier_init(mbarrier: Addr<Shared>, count: impl Src<U32>) = "mbarrier.init.shared::cta.b64";
-    /// Ends the life of an mbarrier; its memory may be used otherwise.
-    mbarrier_invalidate(mbarrier: Addr<Shared>) = "mbarrier.inval.shared::cta.b64";
     /// Arrives once, releasing to the CTA.
     mbarrier_arrive(mbarrier: Addr<Shared>)
         = "mbarrier.arrive.shared::cta.b64", [Operand::Sink, mbarrier.operand()];
-    /// Arrives once at an mbarrier of any CTA of the cluster, releasing to the CTA only.
-    mbarrier_arrive_remote(mbarrier: Addr<Cluster>)
-        = "mbarrier.arrive.shared::cluster.b64", [Operand::Sink, mbarrier.operand()];
     /// Arrives once at an mbarrier of any CTA of the cluster, releasing to the cluster.
     mbarrier_arrive_remote_release(mbarrier: Addr<Cluster>)
         = "mbarrier.arrive.release.cluster.shared::cluster.b64", [Operand::Sink, mbarrier.operand()];
     /// Announces `bytes` that asynchronous copies will complete, then arrives once.
     mbarrier_arrive_expect_tx(mbarrier: Addr<Shared>, bytes: impl Src<U32>)
         = "mbarrier.arrive.expect_tx.shared::cta.b64", [Operand::Sink, mbarrier.operand(), bytes.operand()];
-    /// Announces `bytes` that asynchronous copies will complete.
-    mbarrier_expect_tx(mbarrier: Addr<Shared>, bytes: impl Src<U32>)
-        = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64";
     /// Whether the phase of this parity is complete; may wait a while first.
     mbarrier_try_wait(mbarrier: Addr<Shared>, parity: impl Src<U32>) -> Pred
         = "mbarrier.try_wait.parity.shared::cta.b64";
-    /// Whether the phase of this parity is complete; at once.
-    mbarrier_test_wait(mbarrier: Addr<Shared>, parity: impl Src<U32>) -> Pred
-        = "mbarrier.test_wait.parity.shared::cta.b64";
 
     /// Makes the set-up of mbarriers visible to the cluster and the async proxy; a barrier must follow.
     fence_mbarrier_init() = "fence.mbarrier_init.release.cluster";
     /// Orders ordinary accesses to shared memory before later ones by TMA, wgmma and tcgen05.
     fence_proxy_async_shared() = "fence.proxy.async.shared::cta";
-    /// Orders ordinary accesses to any memory before later ones by the async proxy.
-    fence_proxy_async() = "fence.proxy.async";
     /// A fence for all memory; `semantics` is acquire-release, or acquire or release alone.
     fence(semantics: Semantics, scope: Scope) = format!("fence.{}.{}", semantics.as_str(), scope.as_str()), [];
 }

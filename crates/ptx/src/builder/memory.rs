@@ -103,10 +103,7 @@ instructions! {
     st_release<T: RegType, S: AddrSpace>(scope: Scope, address: Addr<S>, value: Reg<T>)
         = format!("st.release.{}{}.{}", scope.as_str(), S::MODIFIER, access(T::TYPE)),
         [address.operand(), value.operand()];
-    /// `st.async`: stores to another CTA's shared memory and completes the bytes on its mbarrier.
-    st_async<T: RegType>(address: Addr<Cluster>, value: Reg<T>, mbarrier: Addr<Cluster>)
-        = format!("st.async.shared::cluster.mbarrier::complete_tx::bytes.{}", access(T::TYPE));
-    /// The same of consecutive values (2 or 4).
+    /// `st.async`: stores consecutive values (2 or 4) to another CTA's shared memory and completes the bytes on its mbarrier.
     st_async_vector<T: RegType>(address: Addr<Cluster>, values: &[Reg<T>], mbarrier: Addr<Cluster>)
         = format!("st.async.shared::cluster.mbarrier::complete_tx::bytes.v{}.{}", values.len(), access(T::TYPE)),
         [address.operand(), vector(values), mbarrier.operand()];
@@ -115,19 +112,11 @@ instructions! {
     atom<T: Atomic, S: AddrSpace>(
         op: AtomOp, semantics: Semantics, scope: Scope, address: Addr<S>, value: impl Src<T>
     ) -> T = atomic::<S>("atom", semantics, scope, &op.modifiers(T::TYPE)), [address.operand(), value.operand()];
-    /// Atomic compare and exchange: writes `new` if `old` is there; gives what was there.
-    compare_exchange<S: AddrSpace>(
-        semantics: Semantics, scope: Scope, address: Addr<S>, old: impl Src<B32>, new: impl Src<B32>
-    ) -> B32 = atomic::<S>("atom", semantics, scope, "cas.b32"),
-        [address.operand(), old.operand(), new.operand()];
     /// Atomic update without result; `semantics` is relaxed or release.
     red<T: Atomic, S: AddrSpace>(
         op: AtomOp, semantics: Semantics, scope: Scope, address: Addr<S>, value: impl Src<T>
     ) = atomic::<S>("red", semantics, scope, &op.modifiers(T::TYPE)), [address.operand(), value.operand()];
 
-    /// An L2 policy for whole accesses, in a register.
-    create_policy(eviction: Eviction) -> B64
-        = format!("createpolicy.fractional.L2::{}.b64", eviction.as_str()), [Src::<F32>::operand(1.0f32)];
     /// Brings a line of global memory into L2.
     prefetch_l2(address: Addr<Global>) = "prefetch.global.L2";
     /// `cp.async.cg`: copies 16 bytes of global memory to shared memory in the background.

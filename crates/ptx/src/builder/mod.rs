@@ -87,7 +87,7 @@ pub use reg::{
     S16, S32, S64, Src, U16, U32, U64, Value,
 };
 pub use tcgen05::{Collector, CtaGroup, Mma, MmaA, ScaleVector, TmemShape};
-pub use tma::{TmaOptions, TmaReduce};
+pub use tma::TmaOptions;
 pub use wgmma::{WgmmaA, WgmmaAccumulate, WgmmaFormat};
 
 use crate::ast::{
@@ -255,15 +255,10 @@ impl Kernel {
         self.directive("reqntid", &[threads, 1, 1]);
     }
 
-    /// `.minnctapersm`: at least `ctas` CTAs fit on a multiprocessor. Without this (or
-    /// [`max_registers`](Self::max_registers)) ptxas ignores `setmaxnreg`.
+    /// `.minnctapersm`: at least `ctas` CTAs fit on a multiprocessor. Without this (or `.maxnreg`) ptxas ignores
+    /// `setmaxnreg`.
     pub fn min_ctas(&mut self, ctas: u32) {
         self.directive("minnctapersm", &[ctas]);
-    }
-
-    /// `.maxnreg`: at most `registers` registers per thread.
-    pub fn max_registers(&mut self, registers: u32) {
-        self.directive("maxnreg", &[registers]);
     }
 
     /// `.explicitcluster` and `.reqnctapercluster`: clusters of `x * y * z` CTAs.

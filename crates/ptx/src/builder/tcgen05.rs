@@ -123,12 +123,6 @@ instructions! {
     /// the lanes.
     tmem_cp_scales(group: CtaGroup, to: Addr<Tmem>, from: Reg<B64>)
         = format!("tcgen05.cp{}.32x128b.warpx4", group.as_str()), [to.operand(), from.operand()];
-    /// Copies 128 rows of 32 bytes to eight columns.
-    tmem_cp_rows(group: CtaGroup, to: Addr<Tmem>, from: Reg<B64>)
-        = format!("tcgen05.cp{}.128x256b", group.as_str()), [to.operand(), from.operand()];
-    /// Moves rows of tensor memory down by one.
-    tmem_shift_down(group: CtaGroup, tmem: Addr<Tmem>)
-        = format!("tcgen05.shift{}.down", group.as_str()), [tmem.operand()];
 
     /// Arrives once at `mbarrier` when all matrix instructions and copies this thread issued are done.
     tcgen05_commit(group: CtaGroup, mbarrier: Addr<Shared>)
@@ -142,10 +136,6 @@ instructions! {
             group.as_str()
         ),
         [mbarrier.operand(), mask.operand()];
-    /// Orders earlier tcgen05 instructions before a following barrier.
-    tcgen05_fence_before() = "tcgen05.fence::before_thread_sync";
-    /// Orders later tcgen05 instructions behind a preceding barrier.
-    tcgen05_fence_after() = "tcgen05.fence::after_thread_sync";
 }
 
 impl Kernel {

@@ -1,6 +1,6 @@
 //! Bulk copies and the tensor memory accelerator. One thread issues each.
 
-use super::addr::{Addr, Cluster, Global, Shared};
+use super::addr::{Addr, Global, Shared};
 use super::memory::Eviction;
 use super::reg::*;
 use super::tcgen05::CtaGroup;
@@ -39,15 +39,6 @@ impl TmaOptions {
     }
 }
 
-words! {
-    /// What a reducing copy does at its destination.
-    TmaReduce {
-        Add "add" "Sum.",
-        Min "min" "Minimum.",
-        Max "max" "Maximum.",
-    }
-}
-
 /// `[map, {c0, c1, ...}]`
 fn place(map: Reg<U64>, coordinates: &[Value<S32>]) -> Operand {
     let coordinates = coordinates.iter().map(|c| c.clone().operand()).collect();
@@ -55,36 +46,13 @@ fn place(map: Reg<U64>, coordinates: &[Value<S32>]) -> Operand {
 }
 
 instructions! {
-    /// Copies `bytes` bytes of the own shared memory to another CTA's and completes them on its mbarrier.
-    bulk_copy_cluster(to: Addr<Cluster>, from: Addr<Shared>, bytes: impl Src<U32>, mbarrier: Addr<Cluster>)
-        = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes";
     /// Copies `bytes` bytes of shared memory to global memory, as part of the thread's bulk group.
     bulk_store(to: Addr<Global>, from: Addr<Shared>, bytes: impl Src<U32>)
         = "cp.async.bulk.global.shared::cta.bulk_group";
-    /// Brings `bytes` bytes of global memory into L2.
-    bulk_prefetch(from: Addr<Global>, bytes: impl Src<U32>) = "cp.async.bulk.prefetch.L2.global";
-    /// Stores shared memory to the box at `coordinates`; parts outside the tensor are not written.
-    tensor_store(map: Reg<U64>, coordinates: &[Value<S32>], from: Addr<Shared>)
-        = format!("cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group", coordinates.len()),
-        [place(map, coordinates), from.operand()];
-    /// As [`tensor_store`](Self::tensor_store), but combines with what is there.
-    tensor_reduce(op: TmaReduce, map: Reg<U64>, coordinates: &[Value<S32>], from: Addr<Shared>)
-        = format!(
-            "cp.reduce.async.bulk.tensor.{}d.global.shared::cta.{}.tile.bulk_group",
-            coordinates.len(),
-            op.as_str()
-        ),
-        [place(map, coordinates), from.operand()];
-    /// Brings the box at `coordinates` into L2.
-    tensor_prefetch(map: Reg<U64>, coordinates: &[Value<S32>])
-        = format!("cp.async.bulk.prefetch.tensor.{}d.L2.global.tile", coordinates.len()),
-        [place(map, coordinates)];
     /// Closes a group of bulk stores of this thread.
     bulk_commit() = "cp.async.bulk.commit_group";
     /// Waits until at most `pending` groups of this thread are unfinished.
     bulk_wait(pending: u32) = "cp.async.bulk.wait_group", [number(pending.into())];
-    /// Waits until at most `pending` groups of this thread have yet to read shared memory.
-    bulk_wait_read(pending: u32) = "cp.async.bulk.wait_group.read", [number(pending.into())];
     /// Fetches a tensor map ahead of its first use.
     prefetch_tensor_map(map: Reg<U64>) = "prefetch.tensormap", [Addr::<super::Generic>::new(map).operand()];
 }

@@ -43,41 +43,34 @@ fn ampere(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: A
     let d = k.mov::<F64>(1.5f64);
     let h = k.f32_to_f16(x);
     let h2 = k.f32_to_f16x2(x, x);
-    let _ = (k.sub(x, 1.0f32), k.min(x, 2.0f32), k.neg(x), k.lg2_approx(x), k.tanh_approx(x), k.fma(d, d, d));
-    let _ = (k.fma(h2, h2, h2), k.mul_hi(i, 3u32), k.div(i, 3u32), k.rem(i, 3u32), k.not(i), k.add(h, h));
-    let _ = (k.bit_field(i, 3u32, 4u32), k.bit_insert(i, i, 3u32, 4u32), k.permute(i, i, 0x3210u32));
+    let _ = (k.sub(x, 1.0f32), k.min(x, 2.0f32), k.neg(x), k.fma(d, d, d));
+    let _ = (k.fma(h2, h2, h2), k.div(i, 3u32), k.not(i), k.add(h, h));
+    let _ = (k.bit_field(i, 3u32, 4u32), k.permute(i, i, 0x3210u32));
     let _ = (k.funnel_left(i, i, 8u32), k.funnel_right(i, i, 8u32), k.popcount(i), k.leading_zeros(i));
     let _ = (k.f16_to_f32(h), k.f32_to_bf16(x), k.f32_to_bf16x2(x, x), k.int_to_float::<F32, _>(i));
-    let _ = (k.f32_to_int::<S32>(x), k.to_bits(x), k.from_bits(i), k.pack_32(h, h), k.unpack_32(h2));
+    let _ = (k.to_bits(x), k.from_bits(i), k.pack_32(h, h), k.unpack_32(h2));
     let wide = k.pack_64(i, i);
-    let _ = (wide, k.clock(), k.abs(d), k.rcp(x), k.rcp_approx(x), k.ex2_approx(x), k.div_approx(x, 2.0f32));
-    let bytes = k.unpack_bytes(i);
-    let word = k.pack_bytes(bytes);
+    let _ = (wide, k.clock(), k.abs(d), k.rcp(x), k.rcp_approx(x), k.ex2_approx(x));
+    let _ = k.unpack_bytes(i);
+    let word = i.cast::<B32>();
     k.st_byte(global, i);
     k.st(shared, word);
     k.st(shared.at(4), h2);
     k.st_vector(shared.at(16), &[x, x]);
     let _ = k.ld_acquire::<U32, _>(Scope::Gpu, global);
     k.st_release(Scope::Gpu, global, i);
-    let _ = k.compare_exchange(Semantics::Acquire, Scope::Gpu, global, 0u32, 1u32);
     let _ = k.atom(AtomOp::Exchange, Semantics::Relaxed, Scope::Cta, shared, i);
     let _ = k.atom(AtomOp::Max, Semantics::Relaxed, Scope::Sys, global, i);
     k.red(AtomOp::Add, Semantics::Release, Scope::Gpu, global, h2);
     k.red(AtomOp::Or, Semantics::Release, Scope::Gpu, global, word);
-    let _ = k.create_policy(Eviction::First);
     k.prefetch_l2(global);
     k.mbarrier_init(barrier, 1u32);
-    let _ = k.mbarrier_test_wait(barrier, 0u32);
-    k.mbarrier_invalidate(barrier);
     k.fence(Semantics::AcquireRelease, Scope::Gpu);
-    k.bar_arrive(2u32, 64u32);
     let p = k.compare(Cmp::Le, i, 3u32);
-    let _ = (k.vote_any(p), k.vote_all(!p), k.redux(Redux::Max, i));
-    k.nanosleep(100u32);
+    let _ = k.redux(Redux::Max, i);
     let _ = (k.shuffle(Shuffle::Up, x, 1u32), k.shuffle(Shuffle::Down, x, 1u32));
     let _ = (k.max(x, 2.0f32), k.min_nan(x, x), k.max_nan(x, x), k.div_exact(x, x), k.select(p, i, 7u32));
-    let _ =
-        (k.lop3(word, word, word, 0xEA), k.mad(i, 3u32, i), k.or(i, 3u32), k.shl(i, 3u32), k.xor(i, 1u32));
+    let _ = (k.lop3(word, word, word, 0xEA), k.or(i, 3u32), k.xor(i, 1u32));
     let (wide_index, _) = (k.convert::<U64, U32>(i), k.ballot(p));
     let _ = k.mul(wide_index, 3u64);
     let _ = k.atom(AtomOp::Add, Semantics::AcquireRelease, Scope::Gpu, global, x);
@@ -100,28 +93,19 @@ fn ampere(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: A
 
 fn hopper(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: Addr<Global>) {
     let x = k.ld::<F32, _>(shared);
-    let _ = k.f32_to_e4m3x2(x, x);
     let half = k.f32_to_bf16(x);
     let _ = k.bf16_to_f32(half);
     let remote = k.map_to_rank(barrier, 1u32);
-    k.mbarrier_arrive_remote(remote);
     k.mbarrier_arrive_remote_release(remote);
     k.mbarrier_wait_cluster(barrier, 0u32, "peer");
     let to = shared.cluster();
-    k.st_async(to, x, remote);
     k.st_async_vector(to, &[x, x], remote);
     let _ = k.ld::<F32, _>(to);
     k.bulk_store(global, shared, 64u32);
-    k.bulk_prefetch(global, 64u32);
     let map = global.base();
     let at = [1.into(), 2.into(), 3.into()];
-    k.tensor_store(map, &at, shared);
-    k.tensor_reduce(TmaReduce::Add, map, &at, shared);
-    k.tensor_prefetch(map, &at);
     k.bulk_commit();
     k.bulk_wait(0);
-    k.bulk_wait_read(0);
-    k.fence_proxy_async();
     let options =
         TmaOptions { multicast: Some(3u16.into()), l2: Some(Eviction::Normal), ..TmaOptions::default() };
     k.tensor_load(shared, map, &at, barrier, &options);
@@ -136,10 +120,9 @@ fn hopper(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: A
     k.cluster_arrive_relaxed();
     k.launch_dependents();
     k.grid_dependency_wait();
-    k.mbarrier_expect_tx(barrier, 64u32);
     k.mbarrier_arrive_expect_tx(barrier, 64u32);
     let ready = k.mbarrier_try_wait(barrier, 0u32);
-    k.when(ready).bulk_copy_cluster(to, shared, 64u32, remote);
+    k.when(ready).bulk_commit();
     k.mbarrier_wait(barrier, 0u32, "full");
     k.fence_proxy_async_shared();
     k.setmaxnreg_dec(40);
@@ -170,9 +153,7 @@ fn blackwell(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global
     let p = k.elect();
     k.tmem_alloc(CtaGroup::One, shared, 256u32);
     k.tmem_relinquish(CtaGroup::One);
-    k.tcgen05_fence_before();
     k.cta_sync();
-    k.tcgen05_fence_after();
     k.tmem_cp_scales(CtaGroup::One, tmem, desc);
     let (group, collector) = (CtaGroup::One, Collector::Discard);
     let mma = Mma { group, collector, d: tmem, a: desc.into(), b: desc, desc: bits };
@@ -187,15 +168,12 @@ fn blackwell(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global
 fn pairs(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: Addr<Global>) {
     let x = k.ld::<F32, _>(shared);
     let bits = k.to_bits(x);
-    let _ = k.f32_to_ue8m0x2(x, x);
     let tmem = Addr::<Tmem>::new(k.ld(shared));
     let desc = k.mov::<B64>(0u64);
     let registers = k.tmem_ld(TmemShape::Lanes16Bits256, 2, tmem);
     assert_eq!(registers.len(), 8);
     k.tmem_st(TmemShape::Lanes16Bits128, tmem, &registers);
     k.tmem_wait_st();
-    k.tmem_cp_rows(CtaGroup::Two, tmem, desc);
-    k.tmem_shift_down(CtaGroup::Two, tmem);
     let p = k.elect();
     let mma = Mma {
         group: CtaGroup::Two,
@@ -216,26 +194,22 @@ fn pairs(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: Ad
     let options =
         TmaOptions { multicast: Some(3u16.into()), cta_group: Some(CtaGroup::Two), ..TmaOptions::default() };
     k.tensor_load(shared, global.base(), &[0.into(), 0.into()], barrier, &options);
-    k.try_cancel_multicast(shared, barrier);
     let pair = k.mov::<F32x2>(desc.cast::<F32x2>());
     let _ = k.add(pair, pair);
 }
 
 fn geforce(k: &mut Kernel, shared: Addr<Shared>, barrier: Addr<Shared>, global: Addr<Global>) {
-    k.max_registers(128);
     let parts = k.ld_vector::<B32, _, 4>(shared);
     let acc: [Reg<F32>; 4] = std::array::from_fn(|_| k.mov(0.0f32));
     let select = ScaleSelect { register: parts[0], byte: 0, thread: 0 };
     k.mma_nvfp4(&acc, &parts, &[parts[0], parts[1]], select, ScaleSelect { thread: 3, ..select });
     k.mma_mxfp4(&acc, &parts, &[parts[0], parts[1]], select, select);
-    let low = k.f32_to_e2m1x2(acc[0], acc[1]);
-    let _ = k.pack_16(low, low);
-    let back = k.e2m1x2_to_f16x2(low);
-    let eight = k.f16x2_to_e4m3x2(back);
+    let [low, ..] = k.unpack_bytes(parts[0]);
+    let _ = k.e2m1x2_to_f16x2(low);
+    let eight = k.mov::<B16>(0x3838u16);
     let _ = k.e4m3x2_to_f16x2(eight);
     k.mbarrier_init(barrier, 1u32);
     k.try_cancel(shared, barrier);
-    let reply = k.ld::<B128, _>(shared);
-    let more = k.is_canceled(reply);
-    k.when(more).st(global, parts[0]);
+    let _ = k.ld::<B128, _>(shared);
+    k.st(global, parts[0]);
 }
