@@ -4,37 +4,11 @@
 //! (`quantize_row_nvfp4_ref`, `best_index_mxfp4`, `ggml_fp32_to_ue4m3`). A given global scale is divided out
 //! first, because GGUF's `.scale` multiplies the product afterwards.
 
-use super::rule::{Block, Rule};
-use crate::scalar::{e2m1, e4m3};
-use crate::{FloatType, GlobalScale};
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ggml {
-    global: f32,
-}
-
-impl Rule for Ggml {
-    fn global_scale(_: f32, _: f32, _: FloatType) -> GlobalScale {
-        GlobalScale::ONE
-    }
-
-    fn new(global: GlobalScale, _: FloatType) -> Self {
-        Self { global: global.value() }
-    }
-
-    fn scale(&self, amax: f32) -> u8 {
-        encode_scale((amax / self.global) / e2m1::MAX)
-    }
-
-    fn codes(&self, x: &Block, scale: u8) -> [u8; 16] {
-        let scale = e4m3::decode(scale);
-        x.map(|x| encode(x / self.global, scale))
-    }
-}
+use crate::scalar::e2m1;
 
 /// e4m3 with halves rounded up. Numbers that round past 240 become 448, and the subnormal range never rounds up
 /// into the normal one.
-fn encode_scale(x: f32) -> u8 {
+pub(super) fn encode_scale(x: f32) -> u8 {
     match x {
         _ if x.is_nan() || x <= 0.0 => 0,
         _ if x < 1.0 / 64.0 => ((x * 512.0 + 0.5) as u8).min(7),
@@ -48,7 +22,7 @@ fn encode_scale(x: f32) -> u8 {
 
 /// The first code of least distance, in f32: a distance that rounds to that of a smaller code loses, and
 /// infinity and NaN, equally far from all, get code 0.
-fn encode(x: f32, scale: f32) -> u8 {
+pub(super) fn encode(x: f32, scale: f32) -> u8 {
     let magnitude = x.abs();
     let (mut best, mut distance) = (0, magnitude);
     for code in 1..8 {
@@ -63,6 +37,7 @@ fn encode(x: f32, scale: f32) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scalar::e4m3;
 
     #[test]
     fn every_scale_byte_below_0x78_encodes_to_itself_and_the_rest_saturates() {

@@ -1,8 +1,8 @@
 //! Floats to nvfp4, bit for bit as each producer does it, or with better block scales.
 //!
 //! All producers share one shape: a global scale from the tensor's largest magnitude (*amax*), a scale byte per
-//! block of 16 from the block's amax, a code per element. They differ in every rounding on the way; each has
-//! one file, named after it, that holds its `Rule` and its source. Flow of [`quantize`]:
+//! block of 16 from the block's amax, a code per element. They differ in every rounding on the way; `rules.rs`
+//! has these beside each other, and their sources. Flow of [`quantize`]:
 //!
 //! ```text
 //! Producer::amax ─► Producer::global_scale ─► Quantizer::new ─► Quantizer::rows ─► QuantizedMatrix
@@ -15,20 +15,16 @@
 //! What is not a number: an element that is NaN gets +6 (0 in ggml) and does not count in its block's amax;
 //! infinity saturates. No scale byte is ever NaN or negative, no global scale zero, infinite or NaN.
 
-mod compressed_tensors;
 mod ggml;
-mod modelopt;
 pub mod mxfp4;
 mod report;
-mod rule;
+mod rules;
 mod search;
-mod te;
-mod torchao;
 
 use std::ops::Range;
 
 pub use report::relative_l2;
-use rule::{Block, Rule, amax_bits, block_amax, pack};
+use rules::{Block, Rule, amax_bits, block_amax, pack};
 
 use crate::scalar::e4m3;
 use crate::{
@@ -76,19 +72,7 @@ impl Producer {
     /// for compressed-tensors and Transformer Engine, 1 for ggml, else a multiplier. For the members of a fused
     /// group (gate and up, q, k and v) pass the largest amax of the group.
     pub fn global_scale(self, amax: f32, ty: FloatType) -> GlobalScale {
-        self.global_scale_to(amax, e4m3::MAX, ty)
-    }
-
-    /// As [`global_scale`](Self::global_scale), with `scale_max` for the block scale of the largest element.
-    fn global_scale_to(self, amax: f32, scale_max: f32, ty: FloatType) -> GlobalScale {
-        let rule = match self {
-            Self::ModelOpt => modelopt::ModelOpt::global_scale,
-            Self::CompressedTensors => compressed_tensors::CompressedTensors::global_scale,
-            Self::Torchao => torchao::Torchao::global_scale,
-            Self::Te => te::Te::global_scale,
-            Self::Ggml => ggml::Ggml::global_scale,
-        };
-        rule(amax, scale_max, ty)
+        Rule::global_scale(self, amax, e4m3::MAX, ty)
     }
 }
 
@@ -114,32 +98,16 @@ const MSE_SCALE_MAX: f32 = 256.0;
 /// A producer's rule with its global scale fixed: what quantizes blocks and rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantizer {
-    rule: AnyRule,
+    rule: Rule,
     search: Search,
     global_scale: GlobalScale,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum AnyRule {
-    ModelOpt(modelopt::ModelOpt),
-    CompressedTensors(compressed_tensors::CompressedTensors),
-    Torchao(torchao::Torchao),
-    Te(te::Te),
-    Ggml(ggml::Ggml),
 }
 
 impl Quantizer {
     /// For tensors of type `ty` with this global scale, which must be positive and finite. Producers that use a
     /// divisor take the held one, or the reciprocal of a multiplier.
     pub fn new(producer: Producer, global_scale: GlobalScale, ty: FloatType, search: Search) -> Self {
-        let rule = match producer {
-            Producer::ModelOpt => AnyRule::ModelOpt(Rule::new(global_scale, ty)),
-            Producer::CompressedTensors => AnyRule::CompressedTensors(Rule::new(global_scale, ty)),
-            Producer::Torchao => AnyRule::Torchao(Rule::new(global_scale, ty)),
-            Producer::Te => AnyRule::Te(Rule::new(global_scale, ty)),
-            Producer::Ggml => AnyRule::Ggml(Rule::new(global_scale, ty)),
-        };
-        Self { rule, search, global_scale }
+        Self { rule: Rule::new(producer, global_scale, ty), search, global_scale }
     }
 
     /// The global scale in use.
@@ -150,19 +118,8 @@ impl Quantizer {
     /// One block: its code bytes (even element in the low nibble, for ggml too) and its scale byte.
     #[inline]
     pub fn block(&self, x: &[f32; 16]) -> ([u8; 8], u8) {
-        match &self.rule {
-            AnyRule::ModelOpt(rule) => self.block_by(rule, x),
-            AnyRule::CompressedTensors(rule) => self.block_by(rule, x),
-            AnyRule::Torchao(rule) => self.block_by(rule, x),
-            AnyRule::Te(rule) => self.block_by(rule, x),
-            AnyRule::Ggml(rule) => self.block_by(rule, x),
-        }
-    }
-
-    #[inline]
-    fn block_by(&self, rule: &impl Rule, x: &Block) -> ([u8; 8], u8) {
-        let plain = rule.scale(block_amax(x));
-        let by = |scale| (rule.codes(x, scale), scale);
+        let plain = self.rule.scale(block_amax(x));
+        let by = |scale| (self.rule.codes(x, scale), scale);
         let (codes, scale) = match self.search {
             Search::Plain => by(plain),
             Search::Mse => {
@@ -246,7 +203,7 @@ pub fn quantize_group(
     let largest = group.iter().map(|(_, x)| (amax(x), x.float_type())).max_by_key(|(amax, _)| amax.to_bits());
     let Some((amax, ty)) = largest else { return Ok(vec![]) };
     let with = |search, scale_max| -> Result<Vec<_>, Error> {
-        let global_scale = producer.global_scale_to(amax, scale_max, ty);
+        let global_scale = Rule::global_scale(producer, amax, scale_max, ty);
         group.iter().map(|(name, x)| quantize_with(name, x, producer, search, global_scale)).collect()
     };
     let plain = with(Search::Plain, e4m3::MAX)?;
@@ -291,7 +248,7 @@ pub fn te_block(x: &[f32; 16], global_scale: GlobalScale) -> ([u8; 8], u8) {
 /// Always inlined, down to the last operation, so that callers compile it for instruction sets of their choice.
 #[inline(always)]
 pub fn te_codes(x: &[f32; 16], global_scale: GlobalScale) -> ([u8; 16], u8) {
-    let rule = te::Te::new(global_scale, FloatType::F32);
+    let rule = Rule::new(Producer::Te, global_scale, FloatType::F32);
     let scale = rule.scale(block_amax(x));
     (rule.codes(x, scale), scale)
 }

@@ -4,7 +4,7 @@
 //! (<https://github.com/NVIDIA/Model-Optimizer>).
 
 use super::for_each_block;
-use super::rule::{block_amax, pack};
+use super::rules::{block_amax, pack};
 use crate::scalar::{e2m1, e4m3, ue8m0};
 use crate::{BlockFormat, Error, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
 

@@ -9,7 +9,7 @@
 //! - above: elements under `scale / 2`, the smallest code, lose their distance to it or to 0, and at every larger
 //!   scale at least as much.
 
-use super::rule::Block;
+use super::rules::Block;
 use crate::GlobalScale;
 use crate::scalar::{e2m1, e4m3};
 
