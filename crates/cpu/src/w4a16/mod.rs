@@ -40,9 +40,9 @@ mod few_rows;
 mod kernel;
 mod many_rows;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+pub(crate) mod neon;
 mod pairs;
-mod portable;
+pub(crate) mod portable;
 mod preparation;
 mod split;
 #[cfg(test)]
