@@ -56,10 +56,22 @@ impl<'a> TensorView<'a> {
         if rows == 0 || cols == 0 {
             return Err(self.shape_error("a matrix", "at least one row and one column".into()));
         }
+        self.float_rows(0..rows, rows, cols)
+    }
+
+    /// Some of its `all` rows.
+    pub(crate) fn float_rows(
+        &self,
+        rows: Range<usize>,
+        all: usize,
+        cols: usize,
+    ) -> Result<FloatMatrix<'a>, Error> {
+        let (of_row, n) = (self.bytes.len() / all, rows.len());
+        let bytes = &self.bytes[rows.start * of_row..rows.end * of_row];
         let matrix = match self.dtype {
-            Dtype::F32 => Matrix::new(self.name, rows, cols, cast(self.bytes)).map(FloatMatrix::F32),
-            Dtype::F16 => Matrix::new(self.name, rows, cols, cast(self.bytes)).map(FloatMatrix::F16),
-            Dtype::Bf16 => Matrix::new(self.name, rows, cols, cast(self.bytes)).map(FloatMatrix::Bf16),
+            Dtype::F32 => Matrix::new(self.name, n, cols, cast(bytes)).map(FloatMatrix::F32),
+            Dtype::F16 => Matrix::new(self.name, n, cols, cast(bytes)).map(FloatMatrix::F16),
+            Dtype::Bf16 => Matrix::new(self.name, n, cols, cast(bytes)).map(FloatMatrix::Bf16),
             _ => return Err(self.dtype_error("a float matrix", "F32, F16 or BF16")),
         };
         matrix.map_err(|source| Error::Format { file: self.name.into(), source })

@@ -67,7 +67,7 @@ impl Kernel {
             FloatType::F16 => AFormat::F16,
             FloatType::Bf16 => AFormat::Bf16,
         };
-        tile_terms(self.isa.tiles, format, self.format, rows, a.cols())
+        tile_terms(self.isa.tiles, format, self.format.into(), rows, a.cols())
     }
 
     /// Makes one row of spans that were written alone: they are, if each has one block of digits for each chunk. Otherwise the row is
