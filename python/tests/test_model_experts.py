@@ -133,6 +133,17 @@ def test_experts_whose_down_is_in_16_bits_are_computed_close(tmp_path, producer,
         dualgemm.Experts.from_checkpoint(path, 0, device="sim:sm_90a")
 
 
+def test_one_expert_in_another_format_is_named_and_leaves_the_model_as_it_was(tmp_path):
+    floats = saved(qwen3_moe(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", skip=["layers.0.mlp.experts.1.down_proj"])
+    model = load(floats)
+    before = [id(m) for m in model.modules()]
+    message = r"experts.1.gate_proj.*nvfp4 \[32, 64\] and bf16 \[64, 32\].*asks for nvfp4 \[32, 64\] and nvfp4"
+    with pytest.raises(dualgemm.OperandError, match=message):
+        nn.patch_model(model, tmp_path / "q")
+    assert [id(m) for m in model.modules()] == before
+
+
 def test_experts_whose_down_alone_is_in_4_bits_stay(tmp_path, registered):
     floats, path = saved(qwen3_moe(), tmp_path / "floats"), tmp_path / "q"
     dualgemm.quantize_model(floats, path, skip=["gate_proj", "up_proj"])
