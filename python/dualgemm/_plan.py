@@ -18,6 +18,8 @@ from .errors import Error, OperandError, UnsupportedError
 
 #: Children of a gated MLP: gate and up, or both in one, and down.
 GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"), (("w1", "w3"), "w2")]
+#: Gate and up of experts, where they are apart.
+APART = {"gate_proj", "up_proj", "w1", "w3", "ffn_gate_exps", "ffn_up_exps"}
 DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
 #: Layers whose model takes them apart: Mamba's time step, and DeepSeek's indexer.
 READ = {"dt_proj", "weights_proj"}
@@ -261,8 +263,8 @@ class Plan:
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
         elif why := self.left_on(device, gate_up):
             self.left[name] = why
-        elif not in_4_bits - DOWN:
-            self.left[name] = "its gate and up are not in 4 bits in the checkpoint"
+        elif in_4_bits <= DOWN or len(in_4_bits & APART) == 1:
+            self.left[name] = "its gate and up are not both in 4 bits in the checkpoint"
         elif device.type == "cuda" and not in_4_bits & DOWN:
             self.left[name] = f"on {device}, where experts have no down projections in floats"
         elif device.type == "cuda" and self.quantize_a == "dynamic":

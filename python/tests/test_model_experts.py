@@ -144,12 +144,13 @@ def test_one_expert_in_another_format_is_named_and_leaves_the_model_as_it_was(tm
     assert [id(m) for m in model.modules()] == before
 
 
-def test_experts_whose_down_alone_is_in_4_bits_stay(tmp_path, registered):
+@pytest.mark.parametrize("skip", [["gate_proj", "up_proj"], ["up_proj", "down_proj"]])
+def test_experts_without_gate_and_up_in_4_bits_stay(tmp_path, registered, skip):
     floats, path = saved(qwen3_moe(), tmp_path / "floats"), tmp_path / "q"
-    dualgemm.quantize_model(floats, path, skip=["gate_proj", "up_proj"])
+    dualgemm.quantize_model(floats, path, skip=skip)
     report = nn.patch_model(load(floats), path)
-    assert report.left["model.layers.0.mlp.experts"] == "its gate and up are not in 4 bits in the checkpoint"
-    with pytest.raises(dualgemm.CheckpointError, match=r"experts.0.down_proj.weight is in 4 bits, and "):
+    assert report.left["model.layers.0.mlp.experts"] == "its gate and up are not both in 4 bits in the checkpoint"
+    with pytest.raises(dualgemm.CheckpointError, match=r"experts.0.(down|gate)_proj.weight is in 4 bits, and "):
         load(path)
 
 
