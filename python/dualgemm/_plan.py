@@ -18,6 +18,8 @@ from .errors import Error, OperandError, UnsupportedError
 
 #: Children of a gated MLP: gate and up, or both in one, and down.
 GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"), (("w1", "w3"), "w2")]
+#: Gate and up of experts, where they are apart.
+APART = {"gate_proj", "up_proj", "w1", "w3", "ffn_gate_exps", "ffn_up_exps"}
 DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
 #: Layers whose model takes them apart: Mamba's time step, and DeepSeek's indexer.
 READ = {"dt_proj", "weights_proj"}
@@ -256,12 +258,17 @@ class Plan:
         if found is None:
             return self.float_experts(name, module)
         kind = self.nn.NVFP4SortedExperts if type(module).__name__ == "Llama4TextExperts" else self.nn.NVFP4Experts
+        in_4_bits = {m.rpartition(".")[2] for m in found.modules}
         if len(inspect.signature(module.forward).parameters) != (1 if kind is self.nn.NVFP4SortedExperts else 3):
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
         elif why := self.left_on(device, gate_up):
             self.left[name] = why
-        elif device.type == "cuda" and self.quantize_a is not None:
-            self.left[name] = f"on {device}, where mixtures take activations in 16 bits; quantize_a is {self.quantize_a!r}"
+        elif in_4_bits <= DOWN or len(in_4_bits & APART) == 1:
+            self.left[name] = "its gate and up are not both in 4 bits in the checkpoint"
+        elif device.type == "cuda" and not in_4_bits & DOWN:
+            self.left[name] = f"on {device}, where experts have no down projections in floats"
+        elif device.type == "cuda" and self.quantize_a == "dynamic":
+            self.left[name] = f'on {device}, where what goes into their down projections has no dynamic scale; quantize_a="static"'
         elif why := found.why_not(module, lambda activation: are_plain_experts(module, activation)):
             self.left[name] = why
         if name in self.left:

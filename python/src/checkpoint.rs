@@ -11,6 +11,7 @@ use pyo3::types::PyDict;
 
 use crate::convert::decode;
 use crate::error;
+use crate::experts::common;
 use crate::facts::{Facts, linear_input_scale};
 use crate::mlp::MlpFacts;
 use crate::options::{self, LayerOptions};
@@ -183,9 +184,10 @@ impl Checkpoint {
         for (facts, _) in &found {
             facts.quantize(quantize_a, quantize_hidden)?;
         }
-        let (MlpFacts { gate_up, down, .. }, _) = found.last().expect("an MLP that was found");
-        let biases = [0, 1].map(|of| found.iter().any(|(_, has_bias)| has_bias[of]));
-        Ok((found.len(), [down.n, gate_up.n, gate_up.k], biases))
+        let (count, biases) = (found.len(), [0, 1].map(|of| found.iter().any(|(_, has_bias)| has_bias[of])));
+        let all = found.into_iter().map(|(facts, _)| facts).collect();
+        let MlpFacts { gate_up, down, .. } = common(all).map_err(error::facade)?;
+        Ok((count, [down.n, gate_up.n, gate_up.k], biases))
     }
 
     /// Its path and how it is read; it is opened again where it is unpickled.

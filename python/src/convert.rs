@@ -2,7 +2,8 @@
 
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::quantize::quantize_with;
-use dualgemm::formats::{self, BlockFormat, FloatType, GlobalScale, Producer, QuantizedMatrix, Search};
+use dualgemm::formats::{self, BlockFormat, FloatType, GlobalScale, Producer, Search};
+use dualgemm::gemm::Weight;
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -39,7 +40,7 @@ pub fn quantize(
     }
     let source = Array::on_cpu("x", x)?;
     let matrix = floats("x", &source)?;
-    let quantized = pool::run(py, || -> Result<QuantizedMatrix<'static>, formats::Error> {
+    let quantized = pool::run(py, || -> Result<formats::QuantizedMatrix<'static>, formats::Error> {
         let quantized = match (format, global_scale.map(GlobalScale::multiplier)) {
             (BlockFormat::Mxfp4, _) => quantize_mxfp4("x", &matrix),
             (BlockFormat::Nvfp4, None) => formats::quantize("x", &matrix, producer, search),
@@ -82,7 +83,7 @@ pub fn dequantize(py: Python<'_>, q: &Bound<'_, PyTuple>, out: &Bound<'_, PyAny>
     if source.extents().iter().any(|range| own.start < range.end && range.start < own.end) {
         refuse!(Operand, "out: shares memory with q, which is read while out is written");
     }
-    decode(py, &matrix, out)
+    decode(py, &matrix.into(), out)
 }
 
 /// Decodes the columns of the down projection that belong to a rank into an array `[K, N / world]` of floats.
@@ -103,7 +104,7 @@ pub fn down(
     decode(py, &matrix, out)
 }
 
-pub fn decode(py: Python<'_>, matrix: &QuantizedMatrix<'_>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+pub fn decode(py: Python<'_>, matrix: &Weight<'_>, out: &Bound<'_, PyAny>) -> PyResult<()> {
     let mut to = Array::on_cpu("out", out)?;
     let (rows, k) = (matrix.rows(), matrix.k());
     if to.shape != [rows, k] {
@@ -118,7 +119,7 @@ pub fn decode(py: Python<'_>, matrix: &QuantizedMatrix<'_>, out: &Bound<'_, PyAn
 
 fn rows_into<T: Send>(
     py: Python<'_>,
-    matrix: &QuantizedMatrix<'_>,
+    matrix: &Weight<'_>,
     out: &mut [T],
     round: impl Fn(f64) -> T + Sync,
 ) -> PyResult<()> {

@@ -120,7 +120,7 @@ impl Weights {
             names: vec!["gate".into(), "up".into()],
             n: pair.n,
             k: pair.k,
-            format: pair.format,
+            format: pair.format.into(),
             global_scales: pair.global_scales.into(),
             input_scale,
         };

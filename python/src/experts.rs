@@ -79,7 +79,7 @@ fn router_named(name: &str) -> PyResult<RouterWeights> {
 
 /// What all experts have in common. One tensor scale serves the activations of all: the largest, under which none
 /// saturates.
-fn common(all: Vec<MlpFacts>) -> Result<MlpFacts, dualgemm::Error> {
+pub fn common(all: Vec<MlpFacts>) -> Result<MlpFacts, dualgemm::Error> {
     let shape = |mlp: &MlpFacts| {
         let of = |facts: &Facts| format!("{} [{}, {}]", facts.format, facts.n, facts.k);
         format!("{} and {}, {}", of(&mlp.gate_up), of(&mlp.down), mlp.activation)

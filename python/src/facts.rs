@@ -1,8 +1,8 @@
 //! What is known of packed weights beside their bytes, and what callers say of activations.
 
 use dualgemm::checkpoint::LinearSource;
-use dualgemm::formats::{BlockFormat, Float, FloatType, GlobalScale, QuantizedMatrix, match_floats};
-use dualgemm::gemm::QuantizeA;
+use dualgemm::formats::{Float, FloatType, GlobalScale, match_floats};
+use dualgemm::gemm::{AFormat, QuantizeA, WeightRef};
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -15,7 +15,7 @@ pub struct Facts {
     pub names: Vec<String>,
     pub n: usize,
     pub k: usize,
-    pub format: BlockFormat,
+    pub format: AFormat,
     /// One for each tensor, multipliers.
     pub global_scales: Vec<f32>,
     /// By which A is quantized, a multiplier.
@@ -23,17 +23,17 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Of matrices of one shape.
-    pub fn of(matrices: &[&QuantizedMatrix<'_>], input_scale: Option<f32>) -> Self {
-        let first = matrices[0];
-        Self {
-            names: matrices.iter().map(|m| m.name().into()).collect(),
-            n: first.rows(),
-            k: first.k(),
-            format: first.format(),
-            global_scales: matrices.iter().map(|m| m.global_scale().value()).collect(),
-            input_scale,
-        }
+    /// Of a pair of weights, or a linear layer's.
+    pub fn of<'w>(weights: impl Into<WeightRef<'w>>, input_scale: Option<f32>) -> Self {
+        let weights = weights.into();
+        let (format, n, k) = weights.shape();
+        let matrices = match weights {
+            WeightRef::GateUp(pair) => [&pair.gate, &pair.up].map(|m| (m.name(), m.global_scale())).into(),
+            WeightRef::Linear(layer) => vec![(layer.weight.name(), layer.weight.global_scale())],
+        };
+        let (names, global_scales) =
+            matrices.into_iter().map(|(name, scale)| (name.into(), scale.value())).unzip();
+        Self { names, n, k, format, global_scales, input_scale }
     }
 
     /// Of `n` rows each of matrices of one shape in a checkpoint.
@@ -59,6 +59,8 @@ impl Facts {
             return Ok(QuantizeA::Static(scale as f32));
         }
         match how.str()?.extract::<String>()?.as_str() {
+            // Both words are of the products in 4 bits.
+            "dynamic" | "static" if self.format.block_format().is_none() => Ok(QuantizeA::No),
             "dynamic" => Ok(QuantizeA::Dynamic),
             "static" => self.input_scale.map(QuantizeA::Static).ok_or_else(|| {
                 let name = &self.names[0];

@@ -25,7 +25,7 @@ pub struct Linear {
 type Parts = (PackedLayer, Linear);
 
 fn pack(linear: &Operand<'_>, input_scale: Option<f32>, target: Target) -> Result<Parts, dualgemm::Error> {
-    let facts = Facts::of(&[&linear.weight], input_scale);
+    let facts = Facts::of(linear, input_scale);
     let this = Linear { facts, has_bias: linear.bias.is_some() };
     Ok((PackedLayer::product(linear, target)?, this))
 }
@@ -61,9 +61,10 @@ impl Linear {
             let linear = match split {
                 _ if world == 1 => whole,
                 Some("out") => {
-                    let weight = whole.weight.shard_rows(rank, world)?.into_owned();
-                    let (n, bias) = (weight.rows(), whole.bias);
-                    Operand { bias: bias.map(|bias| bias[rank * n..][..n].to_vec().into()), weight }
+                    let weight = whole.weight.blocks()?.shard_rows(rank, world)?;
+                    let n = weight.rows();
+                    let bias = whole.bias.as_ref().map(|bias| bias[rank * n..][..n].to_vec().into());
+                    Operand { bias, weight: weight.into_owned().into() }
                 }
                 _ => {
                     let weight = whole.weight.shard_k(rank, world)?.into_owned();
@@ -94,7 +95,7 @@ impl Linear {
         checked_input_scale("input_scale", input_scale)?;
         let (source, target) = (Quantized::of("weight", weight)?, device_target(device)?);
         let bias = values("bias", bias)?.map(Into::into);
-        let linear = Operand { weight: source.matrix("weight")?, bias };
+        let linear = Operand { weight: source.matrix("weight")?.into(), bias };
         Self::make(py, pool::run(py, || pack(&linear, input_scale, target))?.map_err(facade)?)
     }
 

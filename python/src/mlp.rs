@@ -66,11 +66,7 @@ impl MlpFacts {
 
     fn of(mlp: &GatedMlp<'_>, activation: Activation, scales: [Option<f32>; 2]) -> Self {
         let GatedMlp { gate_up, down } = mlp;
-        Self {
-            gate_up: Facts::of(&[&gate_up.gate, &gate_up.up], scales[0]),
-            down: Facts::of(&[&down.weight], scales[1]),
-            activation,
-        }
+        Self { gate_up: Facts::of(gate_up, scales[0]), down: Facts::of(down, scales[1]), activation }
     }
 }
 
@@ -144,7 +140,7 @@ impl<'py> Tensors<'py> {
         let [gate_bias, up_bias, down_bias] = self.biases.clone().map(|bias| bias.map(Into::into));
         let named = |name: &str| format!("{of}{name}");
         let (gate, up) = (self.gate.matrix(&named("gate"))?, self.up.matrix(&named("up"))?);
-        let down = Linear { weight: self.down.matrix(&named("down"))?, bias: down_bias };
+        let down = Linear { weight: self.down.matrix(&named("down"))?.into(), bias: down_bias };
         let mlp = GatedMlp { gate_up: GateUp { gate, up, gate_bias, up_bias }, down };
         let facts = MlpFacts::of(&mlp, activation, self.input_scales);
         mlp.gate_up.check().map_err(|error| facade(dualgemm::Error::from(error)))?;

@@ -61,7 +61,7 @@ impl Weights {
         input_scale: Option<f32>,
     ) -> PyResult<Py<Self>> {
         let layer = pool::run(py, || PackedLayer::product(&weights, target))?.map_err(facade)?;
-        let facts = Facts::of(&[&weights.gate, &weights.up], input_scale);
+        let facts = Facts::of(&weights, input_scale);
         Self::make(py, layer, facts, activation, None)
     }
 }

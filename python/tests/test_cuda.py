@@ -162,6 +162,9 @@ def test_mixtures_equal_the_processors_close_and_are_captured(here):
     weights = torch.rand(9, 3, device="cuda", dtype=torch.float16)
     want = dualgemm.experts(a.cpu(), ids.cpu(), weights.float().cpu(), on_cpu, out_dtype="float32")
     assert rel_l2(dualgemm.experts(a, ids, weights, w).float().cpu(), want) < 2e-3
+    in_4_bits = {"quantize_a": 0.01, "quantize_hidden": 0.01, "out_dtype": "float32"}
+    y, exact = dualgemm.experts(a, ids, weights, w, **in_4_bits), (a.cpu(), ids.cpu(), weights.float().cpu(), on_cpu)
+    assert rel_l2(y.cpu(), dualgemm.experts(*exact, **in_4_bits)) < 2e-2
     out = torch.ones(9, 128, dtype=torch.float32, device="cuda")
     dualgemm.experts(a, ids, weights, w, out=out, add=True)
     assert rel_l2(out.cpu() - 1, want) < 2e-3

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 from conftest import E2M1, dequantized, rel_l2, tensors
-from test_model import SMALL, llama, load, log_probabilities, qwen3_moe, saved
+from test_model import SMALL, llama, load, log_probabilities, on_dequantized, qwen3_moe, saved
 
 import dualgemm
 
@@ -104,6 +104,54 @@ def test_experts_of_gemma_4_are_quantized(tmp_path):
     report = dualgemm.quantize_model(floats, tmp_path / "q", producer="compressed-tensors")
     experts = [t["name"] for t in report["tensors"] if ".experts." in t["name"]]
     assert len(experts) == 2 * 4 * 3 and not [k for k in report["kept"] if "experts" in k["name"]]
+
+
+@pytest.mark.parametrize("producer", ["modelopt", "compressed-tensors"])
+def test_experts_whose_down_is_in_16_bits_are_computed_close(tmp_path, producer, registered):
+    floats, path = saved(qwen3_moe(), tmp_path / "floats"), tmp_path / "q"
+    dualgemm.quantize_model(floats, path, skip=["down_proj"], producer=producer)
+    model, want = load(floats), on_dequantized(load(floats), dequantized(path / "model.safetensors"))
+    report = nn.patch_model(model, path)
+    assert report.replaced["model.layers.0.mlp.experts"] == "blocks of 8 experts" and not report.unused
+    experts = model.model.layers[0].mlp.experts
+    assert experts.weights.formats == ("nvfp4", "bf16")
+    p, q = log_probabilities(model, IDS), log_probabilities(want, IDS)
+    assert (p - q).abs().max() < 2e-3 < (q - log_probabilities(load(floats), IDS)).abs().max()
+    loaded = load(path)
+    assert torch.equal(log_probabilities(loaded, IDS), p)
+    loaded.save_pretrained(tmp_path / "copy")
+    assert tensors(tmp_path / "copy" / "model.safetensors").keys() == tensors(path / "model.safetensors").keys()
+
+    # In bf16, and with what goes into gate and up in 4 bits.
+    x, ids = torch.randn(5, 64), torch.arange(10).reshape(5, 2) % 8
+    with torch.no_grad():
+        exact = want.model.layers[0].mlp.experts(x, ids, torch.full((5, 2), 0.5))
+        assert rel_l2(experts(x.bfloat16(), ids, torch.full((5, 2), 0.5)).float(), exact) < 1e-2
+        of_blocks = nn.NVFP4Experts.from_checkpoint(path, 0, quantize_a="dynamic")
+        assert 1e-2 < rel_l2(of_blocks(x, ids, torch.full((5, 2), 0.5)), exact) < 0.2
+    with pytest.raises(dualgemm.UnsupportedError, match="the down projection is bf16; on a GPU nvfp4 or mxfp4 is needed"):
+        dualgemm.Experts.from_checkpoint(path, 0, device="sim:sm_90a")
+
+
+def test_one_expert_in_another_format_is_named_and_leaves_the_model_as_it_was(tmp_path):
+    floats = saved(qwen3_moe(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", skip=["layers.0.mlp.experts.1.down_proj"])
+    model = load(floats)
+    before = [id(m) for m in model.modules()]
+    message = r"experts.1.gate_proj.*nvfp4 \[32, 64\] and bf16 \[64, 32\].*asks for nvfp4 \[32, 64\] and nvfp4"
+    with pytest.raises(dualgemm.OperandError, match=message):
+        nn.patch_model(model, tmp_path / "q")
+    assert [id(m) for m in model.modules()] == before
+
+
+@pytest.mark.parametrize("skip", [["gate_proj", "up_proj"], ["up_proj", "down_proj"]])
+def test_experts_without_gate_and_up_in_4_bits_stay(tmp_path, registered, skip):
+    floats, path = saved(qwen3_moe(), tmp_path / "floats"), tmp_path / "q"
+    dualgemm.quantize_model(floats, path, skip=skip)
+    report = nn.patch_model(load(floats), path)
+    assert report.left["model.layers.0.mlp.experts"] == "its gate and up are not both in 4 bits in the checkpoint"
+    with pytest.raises(dualgemm.CheckpointError, match=r"experts.0.(down|gate)_proj.weight is in 4 bits, and "):
+        load(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -72,6 +72,8 @@ def test_linear_layers_mlps_and_experts_equal_the_processors_close():
         yield dualgemm.mlp(dualgemm.quantize(a), mlp, out_dtype="float16")
         # Expert 0 is elsewhere, and a choice of it adds nothing.
         yield dualgemm.experts(a, ids, weights, experts, out_dtype="float32")
+        yield dualgemm.experts(a, ids, weights, experts, quantize_a="dynamic", out_dtype="float32")
+        yield dualgemm.experts(a, ids, weights, experts, quantize_a=0.01, quantize_hidden=0.1, out_dtype="float32")
 
     for on_gpu, on_cpu in zip(results("sim:sm_90a"), results(None)):
         assert rel_l2(on_gpu, on_cpu) < 2e-3

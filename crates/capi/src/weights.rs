@@ -99,7 +99,7 @@ pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
             let source = checkpoint.gate_up_source(layer, Which::Dense)?;
             // The features are columns of the down projection, whose blocks are never split.
             let down = format!("the down projection of layer {layer}");
-            let features = source.format().shard(&down, source.n(), rank, world)?;
+            let features = source.gate.block_format()?.shard(&down, source.n(), rank, world)?;
             let activation = activation_of(checkpoint, layer, MlpKind::Dense);
             Ok(dualgemm_weights { layer: PackedLayer::gate_up(&source, features, target)?, activation })
         };
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn dualgemm_linear_from_tensors(
         let weight = unsafe { borrow("weight", weight)?.quantized("weight")? };
         // SAFETY: not null, so a value for each row, by the caller's word.
         let bias = (!bias.is_null()).then(|| unsafe { std::slice::from_raw_parts(bias, weight.rows()) });
-        let layer = Linear { weight, bias: bias.map(Into::into) };
+        let layer = Linear { weight: weight.into(), bias: bias.map(Into::into) };
         // SAFETY: `target` is a string or null, by the caller's word.
         let target = unsafe { device::target(target) }?;
         // SAFETY: `out` can be written, by the caller's word.

@@ -412,7 +412,7 @@ fn the_other_operations_are_what_the_facade_computes_exact() {
     };
     let experts = [mlp(&gate), mlp(&up)];
     let [gates, ups, downs] = [[&gate, &up], [&up, &up], [&down, &down]].map(|list| list.map(matrix));
-    let layer = Linear { weight: down.clone(), bias: Some(bias.clone().into()) };
+    let layer = Linear { weight: down.clone().into(), bias: Some(bias.clone().into()) };
     let each = experts.iter().cloned().map(Ok::<_, Error>);
     let (shape, target) = (LayerShape::mlp(&experts[0]), Target::default);
     let layers = [

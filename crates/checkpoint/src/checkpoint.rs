@@ -344,7 +344,8 @@ impl Checkpoint {
         let (mlp, expert) = self.find(layer, which)?;
         let own = mlp.own(expert);
         let module = mlp.module(own, Projection::Down);
-        self.layer_source(module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?, expert)
+        let module = module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?;
+        self.source_in_any_format(module, expert)
     }
 
     /// All three matrices of an MLP.
@@ -390,10 +391,10 @@ impl Checkpoint {
         }
     }
 
-    /// A quantized module by name, for example an attention projection.
+    /// A linear layer by name, for example an attention projection, in 4 bits or in floats where the files say so.
     ///
     /// # Errors
-    /// If there is no such module, it is not quantized, or a tensor is missing or breaks a rule.
+    /// If there is no such module, it is in another format, or a tensor is missing or breaks a rule.
     pub fn linear(&self, module: &str) -> Result<Linear<'_>, Error> {
         self.linear_source(module)?.read()
     }
@@ -403,6 +404,6 @@ impl Checkpoint {
         if !self.index.modules.contains_key(module) {
             return Err(self.no_module(module));
         }
-        self.layer_source(module, None)
+        self.source_in_any_format(module, None)
     }
 }

@@ -3,6 +3,8 @@
 //! Sources: <https://github.com/huggingface/safetensors#format>,
 //! <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> and `ggml.h` (type numbers and block sizes).
 
+use dualgemm_formats::FloatType;
+
 /// A GGUF type that groups elements into blocks: number, name, elements and bytes per block.
 #[derive(Debug, PartialEq, Eq)]
 pub struct GgmlType {
@@ -159,9 +161,19 @@ impl Dtype {
         self.unit().0
     }
 
-    /// Whether this is one of the float types that matrices come in: f32, f16, bf16.
+    /// The type of floats that matrices come in, if it is one: f32, f16, bf16.
+    pub const fn float_type(self) -> Option<FloatType> {
+        match self {
+            Self::F32 => Some(FloatType::F32),
+            Self::F16 => Some(FloatType::F16),
+            Self::Bf16 => Some(FloatType::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Whether it is one.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+        self.float_type().is_some()
     }
 
     /// Whether it is an 8-bit float that weights may be in.

@@ -167,7 +167,7 @@ impl Place {
 #[derive(Debug, Default)]
 pub(crate) struct Module {
     tensors: BTreeMap<Role, String>,
-    /// Tensors under the name of its weight, a 4-bit one, that are none of these and not known to be harmless.
+    /// Tensors under the name of its weight that are none of these and not known to be harmless.
     pub(crate) unknown: Vec<String>,
 }
 
@@ -311,10 +311,8 @@ fn group(files: &TensorFiles, convention: &Convention) -> (BTreeMap<String, Modu
         }
     }
     for (owner, tensor) in unknown {
-        let module = modules.entry(owner).or_default();
-        let of_4_bits = module.get(Role::Weight).is_some_and(|weight| holds_4_bits(files, weight));
-        if of_4_bits && !convention.is_harmless(&tensor) {
-            module.unknown.push(tensor);
+        if !convention.is_harmless(&tensor) {
+            modules.entry(owner).or_default().unknown.push(tensor);
         }
     }
     others.append(&mut seconds);

@@ -3,18 +3,19 @@
 //! GGUF blocks, alternating rows, transposed experts and swapped nibbles cannot be borrowed from the file; taking a
 //! run at a time keeps the copies small.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix};
-use dualgemm_gemm::{GateUp, Linear};
+use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix};
+use dualgemm_gemm::{AFormat, GateUp, Linear, Weight};
 
 use crate::convention::Role;
 use crate::gate_up::{GateUpOrder, Half};
 use crate::module::{Mlp, Projection};
 use crate::packed::Stored;
-use crate::{Checkpoint, Error};
+use crate::{Checkpoint, Error, TensorView};
 
 /// Where a scale comes from.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -36,11 +37,19 @@ impl fmt::Display for ScaleOrigin {
     }
 }
 
+/// A weight as the files have it.
+#[derive(Debug, Clone)]
+enum Held<'a> {
+    Blocks(Stored<'a>),
+    /// A matrix.
+    Floats(TensorView<'a>, FloatType),
+}
+
 /// A linear layer of a checkpoint, found and not yet read; or gate or up of an MLP, which is one.
 #[derive(Debug, Clone)]
 pub struct LinearSource<'a> {
     checkpoint: &'a Checkpoint,
-    stored: Stored<'a>,
+    held: Held<'a>,
     expert: Option<usize>,
     /// Which rows of a fused weight it is.
     half: Option<(GateUpOrder, Half)>,
@@ -58,24 +67,35 @@ pub struct LinearSource<'a> {
 impl<'a> LinearSource<'a> {
     /// Number of rows, a row per output feature.
     pub fn rows(&self) -> usize {
-        if self.half.is_some() { self.stored.rows / 2 } else { self.stored.rows }
+        let rows = match &self.held {
+            Held::Blocks(stored) => stored.rows,
+            Held::Floats(weight, _) => weight.shape[0],
+        };
+        if self.half.is_some() { rows / 2 } else { rows }
     }
 
     /// Elements per row, the input features.
     pub fn k(&self) -> usize {
-        self.stored.k
+        match &self.held {
+            Held::Blocks(stored) => stored.k,
+            Held::Floats(weight, _) => weight.shape[1],
+        }
     }
 
-    /// Block format.
-    pub fn format(&self) -> BlockFormat {
-        self.stored.format
+    /// Format of the elements.
+    pub fn format(&self) -> AFormat {
+        match &self.held {
+            Held::Blocks(stored) => stored.format.into(),
+            Held::Floats(_, float) => (*float).into(),
+        }
     }
 
     /// What error messages call it.
     pub fn name(&self) -> String {
-        match self.half {
-            Some((_, half)) => self.stored.half_name(self.expert, half),
-            None => self.stored.name(self.expert),
+        match (&self.held, self.half) {
+            (Held::Floats(weight, _), _) => weight.name.into(),
+            (Held::Blocks(stored), Some((_, half))) => stored.half_name(self.expert, half),
+            (Held::Blocks(stored), None) => stored.name(self.expert),
         }
     }
 
@@ -88,26 +108,64 @@ impl<'a> LinearSource<'a> {
         self.input.clone()
     }
 
-    /// Some rows of the weight. Codes that lie in the file as they are needed are borrowed.
+    /// Some rows of the weight. What lies in the file as it is needed is borrowed.
     ///
     /// # Errors
     /// If the range is empty, or the matrix breaks a rule of its format.
     ///
     /// # Panics
     /// If `rows` reaches past [`rows`](Self::rows).
-    pub fn weight(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'a>, Error> {
+    pub fn weight(&self, rows: Range<usize>) -> Result<Weight<'a>, Error> {
+        match &self.held {
+            Held::Blocks(_) => self.blocks(rows).map(Weight::Blocks),
+            Held::Floats(weight, _) => {
+                let rows = weight.float_rows(rows, self.rows(), self.k())?;
+                Ok(Weight::Floats(weight.name.into(), rows))
+            }
+        }
+    }
+
+    /// The same of a weight in 4 bits.
+    ///
+    /// # Errors
+    /// As there, and if it is in floats.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn blocks(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'a>, Error> {
         assert!(rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
+        let stored = self.stored()?;
         let read = match self.half {
-            Some(half) => self.stored.half(self.expert, self.tensor_scale, half, rows),
-            None => self.stored.matrix(self.name(), self.expert, self.tensor_scale, rows),
+            Some(half) => stored.half(self.expert, self.tensor_scale, half, rows),
+            None => stored.matrix(self.name(), self.expert, self.tensor_scale, rows),
         };
         read.map_err(|source| Error::Format { file: self.file().into(), source })
     }
 
+    fn stored(&self) -> Result<&Stored<'a>, Error> {
+        match &self.held {
+            Held::Blocks(stored) => Ok(stored),
+            Held::Floats(weight, float) => {
+                Err(Error::NotQuantized { module: weight.name.into(), why: format!("it is in {float}") })
+            }
+        }
+    }
+
+    /// Format of the blocks.
+    ///
+    /// # Errors
+    /// If the weight is in floats.
+    pub fn block_format(&self) -> Result<BlockFormat, Error> {
+        Ok(self.stored()?.format)
+    }
+
     /// Some features: these rows with their part of the bias, as [`weight`](Self::weight) reads them.
     pub fn features(&self, features: Range<usize>) -> Result<Linear<'a>, Error> {
-        let bias = self.bias.as_ref().map(|bias| bias[features.clone()].to_vec().into());
-        Ok(Linear { weight: self.weight(features)?, bias })
+        Ok(Linear { bias: self.bias_of(features.clone()), weight: self.weight(features)? })
+    }
+
+    fn bias_of(&self, features: Range<usize>) -> Option<Cow<'a, [f32]>> {
+        self.bias.as_ref().map(|bias| bias[features].to_vec().into())
     }
 
     /// All features.
@@ -121,7 +179,11 @@ impl<'a> LinearSource<'a> {
 
     /// Lets go of the pages of the files that reading has brought into memory.
     pub(crate) fn release(&self) {
-        self.stored.tensors().for_each(|name| self.checkpoint.files().release_tensor(name));
+        let release = |name| self.checkpoint.files().release_tensor(name);
+        match &self.held {
+            Held::Blocks(stored) => stored.tensors().for_each(release),
+            Held::Floats(weight, _) => release(weight.name),
+        }
     }
 }
 
@@ -146,8 +208,8 @@ impl<'a> GateUpSource<'a> {
         self.gate.k()
     }
 
-    /// Block format of both halves.
-    pub fn format(&self) -> BlockFormat {
+    /// Format of both halves.
+    pub fn format(&self) -> AFormat {
         self.gate.format()
     }
 
@@ -162,8 +224,9 @@ impl<'a> GateUpSource<'a> {
 
     /// Some features of both halves, with their biases, as [`LinearSource::weight`] reads them.
     pub fn features(&self, features: Range<usize>) -> Result<GateUp<'a>, Error> {
-        let (gate, up) = (self.gate.features(features.clone())?, self.up.features(features)?);
-        Ok(GateUp { gate: gate.weight, up: up.weight, gate_bias: gate.bias, up_bias: up.bias })
+        let [gate_bias, up_bias] = [&self.gate, &self.up].map(|half| half.bias_of(features.clone()));
+        let (gate, up) = (self.gate.blocks(features.clone())?, self.up.blocks(features)?);
+        Ok(GateUp { gate, up, gate_bias, up_bias })
     }
 
     /// Lets go of the pages of the files that reading has brought into memory.
@@ -236,6 +299,26 @@ impl Checkpoint {
         self.found(module, self.stored(module)?, expert)
     }
 
+    /// The same of a module that may be in floats.
+    pub(crate) fn source_in_any_format(
+        &self,
+        module: &str,
+        expert: Option<usize>,
+    ) -> Result<LinearSource<'_>, Error> {
+        let Some((weight, float)) = self.in_floats(module)? else { return self.layer_source(module, expert) };
+        Ok(LinearSource {
+            checkpoint: self,
+            expert,
+            half: None,
+            tensor_scale: GlobalScale::ONE,
+            tensor_scale_from: ScaleOrigin::One(format!("1, by format ({float})")),
+            bias: self.bias(module, (None, weight.shape[0]), expert)?,
+            input: Ok(None),
+            input_scale_from: None,
+            held: Held::Floats(weight, float),
+        })
+    }
+
     fn found<'s>(
         &'s self,
         module: &str,
@@ -248,10 +331,10 @@ impl Checkpoint {
             half: None,
             tensor_scale: self.checked_scale(module, &stored, expert)?,
             tensor_scale_from: self.tensor_scale_from(module, &stored),
-            bias: self.bias(module, &stored, expert)?,
+            bias: self.bias(module, (stored.experts, stored.rows), expert)?,
             input: self.input_scale(module, &stored, expert),
             input_scale_from: self.scale_tensor(module, Role::InputScale),
-            stored,
+            held: Held::Blocks(stored),
         })
     }
 

@@ -55,9 +55,21 @@ impl<'a> TensorView<'a> {
         if rows == 0 || cols == 0 {
             return Err(self.shape_error("a matrix", "at least one row and one column".into()));
         }
+        self.float_rows(0..rows, rows, cols)
+    }
+
+    /// Some of its `all` rows.
+    pub(crate) fn float_rows(
+        &self,
+        rows: Range<usize>,
+        all: usize,
+        cols: usize,
+    ) -> Result<FloatMatrix<'a>, Error> {
+        let (of_row, n) = (self.bytes.len() / all, rows.len());
+        let bytes = &self.bytes[rows.start * of_row..rows.end * of_row];
         let fault = |source| Error::Format { file: self.name.into(), source };
         let matrix = match_floats!(self.dtype,
-            Dtype => FloatMatrix(Matrix::new(self.name, rows, cols, cast(self.bytes)).map_err(fault)?),
+            Dtype => FloatMatrix(Matrix::new(self.name, n, cols, cast(bytes)).map_err(fault)?),
             _ => return Err(self.dtype_error("a float matrix", "F32, F16 or BF16")));
         Ok(matrix)
     }

@@ -27,9 +27,9 @@ pub struct Activation<'a> {
 }
 
 impl<'a> Activation<'a> {
-    /// As an operation takes it. Rows of a mixture meet several experts, so they are quantized once, before.
+    /// As an operation takes it. A dynamic scale is that of all tokens of a mixture, also of those without an expert.
     pub fn ready_for(self, op: OpArg) -> anyhow::Result<Self> {
-        if op != OpArg::Moe || self.quantize == QuantizeA::No {
+        if op != OpArg::Moe || self.quantize != QuantizeA::Dynamic {
             return Ok(self);
         }
         let AOperand::Quantized(a) = dualgemm::quantize_a(&self.a, self.quantize)? else { return Ok(self) };

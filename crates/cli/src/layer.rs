@@ -9,8 +9,8 @@ use anyhow::bail;
 use dualgemm::checkpoint::{
     BadInputScale, Checkpoint, Error, GateUpSource, LinearSource, OpenOptions, Stated, Which,
 };
-use dualgemm::formats::{self, BlockFormat, GlobalScale};
-use dualgemm::gemm::{Activation, Epilogue, GateUp};
+use dualgemm::formats::GlobalScale;
+use dualgemm::gemm::{AFormat, Activation, Epilogue, GateUp};
 use dualgemm::{PackedWeights, Plan};
 
 use crate::args::{EpilogueArgs, LayerArgs, ReadArgs};
@@ -98,8 +98,8 @@ impl<'c> Layer<'c> {
         self.source.k()
     }
 
-    /// Block format of both halves.
-    pub fn format(&self) -> BlockFormat {
+    /// Format of both halves.
+    pub fn format(&self) -> AFormat {
         self.source.format()
     }
 
@@ -150,8 +150,9 @@ impl<'c> Layer<'c> {
 
     /// The features of one rank of a tensor-parallel group. They are columns of the down projection, whose blocks are
     /// never split.
-    pub fn shard(&self, rank: usize, ranks: usize) -> Result<Range<usize>, formats::Error> {
-        self.format().shard(&format!("the down projection of layer {}", self.number), self.n(), rank, ranks)
+    pub fn shard(&self, rank: usize, ranks: usize) -> anyhow::Result<Range<usize>> {
+        let down = format!("the down projection of layer {}", self.number);
+        Ok(self.source.gate.block_format()?.shard(&down, self.n(), rank, ranks)?)
     }
 
     /// Brings some features into the order of the kernels, a run of them at a time, and lets go of what was read.

@@ -322,6 +322,7 @@ impl<'c> Operation<'c> {
                     shared: None,
                     router: self.router_weights(args),
                 };
+                let a_format = routed.mlp.gate_up.a_compute();
                 if routed.router == RouterWeights::Input && a_format.block_format().is_some() {
                     bail!(
                         "--router-weights input: multiplies A, which is {a_format}; f32, f16 or bf16 is needed"

@@ -62,7 +62,7 @@ const ROOM: usize = MAX_TILE_ROWS * TILE_COLS * TILE_PANELS + TILE_COLS * (STRET
 const TILE_PANELS: usize = 4;
 
 /// Rows of a tile where there are no tiles of AMX.
-const VECTOR_ROWS: usize = 64;
+pub(crate) const VECTOR_ROWS: usize = 64;
 
 const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 
@@ -421,7 +421,7 @@ impl Multiply<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dualgemm_gemm::float_linear_reference;
+    use dualgemm_gemm::{AOperand, Epilogue, Linear, Weight, bounded_reference};
 
     /// What tiles of AMX compute, where no other test has them: rows, features and K that fill no tile.
     #[test]
@@ -436,7 +436,9 @@ mod tests {
         linear.isa = Available::fused_portable().emulating_tiles();
         let mut c = vec![f32::NAN; m * n];
         linear.run(&a, &w, Some(&bias), OutputMut::F32(&mut c)).unwrap();
-        for (c, want) in c.into_iter().zip(float_linear_reference(&a, &w, Some(&bias))) {
+        let layer = Linear { weight: Weight::Floats("w".into(), w), bias: Some(bias.into()) };
+        let want = bounded_reference(&Epilogue::default(), &AOperand::Float(a), 0..m, &layer);
+        for (c, want) in c.into_iter().zip(want) {
             assert!((f64::from(c) - want.value).abs() <= want.error, "{c:e}, {want:?}");
         }
     }

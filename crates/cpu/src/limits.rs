@@ -62,6 +62,7 @@ impl Limits {
 /// The number of byte products in one product of a weight and an activation that W4A16 multiplies as integers: two for 16
 /// bits, three for 24.
 fn byte_products(desc: &DualGemmDesc) -> Option<f64> {
+    desc.b.block_format()?;
     match desc.a_compute() {
         AFormat::Bf16 => Some(2.0),
         _ => (desc.m == 1).then_some(3.0),
@@ -70,9 +71,11 @@ fn byte_products(desc: &DualGemmDesc) -> Option<f64> {
 
 /// The number of bf16 into which each float of A is cut where all of its rows are multiplied as bf16.
 fn bf16_terms(isa: Isa, desc: &DualGemmDesc) -> Option<f64> {
-    let terms = match desc.a_compute().block_format() {
-        Some(a) => w4a4::takes_tiles(isa, a, desc.b, desc.m, desc.k).then_some(1),
-        None => w4a16::tile_terms(isa.tiles(), desc.a_compute(), desc.b, desc.m, desc.k),
+    let a = desc.a_compute();
+    let terms = match (a.block_format(), desc.b) {
+        (_, AFormat::Bf16) => (a == AFormat::Bf16 && isa.tiles() != Tiles::No).then_some(1),
+        (Some(_), _) => w4a4::takes_tiles(isa, a, desc.b, desc.m, desc.k).then_some(1),
+        (None, _) => w4a16::tile_terms(isa.tiles(), a, desc.b, desc.m, desc.k),
     };
     terms.map(|terms| terms as f64)
 }

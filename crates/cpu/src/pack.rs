@@ -88,8 +88,9 @@ impl PackedGateUp {
     pub fn pack<'w>(weights: impl Into<WeightRef<'w>>) -> Result<Self, Error> {
         let weights = weights.into();
         weights.check()?;
-        let mut this = Self::like(weights, weights.first().rows());
-        this.pack_run(0, weights);
+        let (halves, (_, n, _)) = (halves(weights)?, weights.shape());
+        let mut this = Self::like(weights.op(), halves, n);
+        this.pack_run(0, halves, n);
         Ok(this)
     }
 
@@ -107,9 +108,10 @@ impl PackedGateUp {
         for run in runs {
             let run = run?;
             run.check().map_err(Error::from)?;
-            let this = this.get_or_insert_with(|| Self::like((&run).into(), n));
+            let halves = of_pair(&run);
+            let this = this.get_or_insert_with(|| Self::like(Operation::GateUp, halves, n));
             this.check_run(done, &run)?;
-            this.pack_run(done, (&run).into());
+            this.pack_run(done, halves, run.n());
             done += run.n();
         }
         match this {
@@ -123,9 +125,8 @@ impl PackedGateUp {
         }
     }
 
-    /// An empty pack of `n` features that otherwise matches `weights`.
-    fn like(weights: WeightRef<'_>, n: usize) -> Self {
-        let (op, [first, second]) = (weights.op(), halves(weights));
+    /// An empty pack of `n` features that otherwise matches these weights.
+    fn like(op: Operation, [first, second]: [Half<'_>; 2], n: usize) -> Self {
         let bias = |(_, bias): Half<'_>| bias.map(|_| vec![0.0; n]);
         let (format, k) = (first.0.format(), first.0.k());
         Self {
@@ -158,8 +159,7 @@ impl PackedGateUp {
     }
 
     /// Packs the features of a run. They go to feature `first` and on; that one starts a panel.
-    fn pack_run(&mut self, first: usize, run: WeightRef<'_>) {
-        let (halves, n) = (halves(run), run.first().rows());
+    fn pack_run(&mut self, first: usize, halves: [Half<'_>; 2], n: usize) {
         for (all, (_, bias)) in self.biases.iter_mut().zip(halves) {
             if let (Some(all), Some(bias)) = (all, bias) {
                 all[first..first + n].copy_from_slice(bias);
@@ -241,14 +241,16 @@ impl PackedGateUp {
 /// A matrix whose features fill one half of the panels, and its bias.
 type Half<'w> = (&'w QuantizedMatrix<'w>, Option<&'w [f32]>);
 
+fn of_pair<'w>(pair: &'w GateUp<'_>) -> [Half<'w>; 2] {
+    [(&pair.gate, pair.gate_bias.as_deref()), (&pair.up, pair.up_bias.as_deref())]
+}
+
 /// Gate and up, or a linear layer twice.
-fn halves(weights: WeightRef<'_>) -> [Half<'_>; 2] {
-    match weights {
-        WeightRef::GateUp(pair) => {
-            [(&pair.gate, pair.gate_bias.as_deref()), (&pair.up, pair.up_bias.as_deref())]
-        }
-        WeightRef::Linear(layer) => [(&layer.weight, layer.bias.as_deref()); 2],
-    }
+fn halves(weights: WeightRef<'_>) -> Result<[Half<'_>; 2], Error> {
+    Ok(match weights {
+        WeightRef::GateUp(pair) => of_pair(pair),
+        WeightRef::Linear(layer) => [(layer.weight.blocks()?, layer.bias.as_deref()); 2],
+    })
 }
 
 /// Packs up to 16 features from `first` on into one half of a panel.
@@ -336,7 +338,7 @@ mod tests {
     fn a_linear_layer_fills_both_halves_with_consecutive_features() {
         for n in [1, 16, 17, 32, 50] {
             let pair = weights(BlockFormat::Nvfp4, n, 32, 3);
-            let layer = dualgemm_gemm::Linear { weight: pair.up.clone(), bias: pair.up_bias.clone() };
+            let layer = dualgemm_gemm::Linear { weight: pair.up.clone().into(), bias: pair.up_bias.clone() };
             let packed = PackedGateUp::pack(&layer).unwrap();
             assert_eq!((packed.panels(), packed.biases()), (n.div_ceil(32), [pair.up_bias.as_deref(); 2]));
             for (feature, at) in (0..packed.panels() * 32).flat_map(|f| [0, 9, 31].map(|k| (f, k))) {
@@ -345,11 +347,11 @@ mod tests {
                 let scale = unpack_scale(BlockFormat::Nvfp4, chunk[SCALES + feature % 32]);
                 let code = chunk[byte] >> shift & 15;
                 let expected = match feature < n {
-                    true => BlockFormat::Nvfp4.decode_scale(layer.weight.scale_byte(feature, at / 16)),
+                    true => BlockFormat::Nvfp4.decode_scale(pair.up.scale_byte(feature, at / 16)),
                     false => 0.0,
                 };
                 assert_eq!(scale, expected, "feature {feature} of {n}");
-                assert_eq!(code, if expected == 0.0 { 0 } else { layer.weight.code(feature, at) });
+                assert_eq!(code, if expected == 0.0 { 0 } else { pair.up.code(feature, at) });
             }
         }
     }

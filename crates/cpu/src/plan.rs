@@ -2,6 +2,7 @@
 
 use dualgemm_gemm::{AFormat, DualGemmDesc};
 
+use crate::float_linear::VECTOR_ROWS;
 use crate::pack::{CHUNK, CHUNK_K, PANEL, panel_columns};
 use crate::tile::MAX_TILE_ROWS;
 use crate::workspace::Input;
@@ -52,13 +53,18 @@ impl CpuPlan {
         desc.check()?;
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
         let threads = options.threads.unwrap_or_else(team::threads).max(1);
-        let (operands, most_rows) = match desc.a_compute().block_format() {
-            Some(a) => ("w4a4", w4a4::tile_rows(isa, a, desc.b, desc.k)),
-            None => ("w4a16", w4a16::tile_rows(isa, desc)),
+        let a = desc.a_compute();
+        let (operands, most_rows) = match (a.block_format(), desc.b.block_format()) {
+            (_, None) => ("floats", VECTOR_ROWS),
+            (Some(_), _) => ("w4a4", w4a4::tile_rows(isa, a, desc.b, desc.k)),
+            (None, _) => ("w4a16", w4a16::tile_rows(isa, desc)),
         };
         let tile_rows = desc.m.min(most_rows);
         let panels = (desc.n.div_ceil(panel_columns(desc.op)) * desc.batch) as f64;
-        let packed = panels * (desc.k / CHUNK_K * CHUNK) as f64;
+        let packed = match desc.b.block_format() {
+            Some(_) => panels * (desc.k / CHUNK_K * CHUNK) as f64,
+            None => desc.weight_bytes(),
+        };
         let nominal = DualGemmDesc { n: 0, ..*desc }.bytes();
         let c = desc.out.bits_per_element() / 8.0 * (desc.m * desc.n * desc.batch) as f64;
         Ok(Self {

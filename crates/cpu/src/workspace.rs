@@ -100,8 +100,13 @@ impl Workspace {
         let (rows, k) = (plan.rows(), plan.desc.k);
         let wave = rows.min(wave_rows(plan.isa));
         let no_memory = || Error::NoMemory { rows, k };
-        let activations = match plan.desc.a_compute().block_format() {
-            Some(a) => {
+        let Some(format) = plan.desc.b.block_format() else {
+            let (found, expected) = (plan.desc.b.to_string(), "nvfp4 or mxfp4".into());
+            return Err(Error::NotPlanned { what: "the format of weights that are packed", found, expected });
+        };
+        let a = plan.desc.a_compute();
+        let activations = match a.block_format() {
+            Some(_) => {
                 let kernel = w4a4::Kernel::new(isa).with_tiles(a, plan.desc.b, k);
                 let blocks = Aligned::try_zeroed(wave * kernel.row_blocks(k / CHUNK_K));
                 Activations::W4a4(kernel, blocks.ok_or_else(no_memory)?)
@@ -109,7 +114,7 @@ impl Workspace {
             None => {
                 let terms = w4a16::tile_terms(isa.tiles, plan.desc.a, plan.desc.b, plan.tile_rows, k);
                 let buffer = w4a16::Buffer::try_new(wave, rows, k, terms.unwrap_or(0));
-                Activations::W4a16(w4a16::Kernel::new(isa, plan.desc.b), buffer.ok_or_else(no_memory)?)
+                Activations::W4a16(w4a16::Kernel::new(isa, format), buffer.ok_or_else(no_memory)?)
             }
         };
         let (mut tiles, mut amax) = (Vec::new(), Vec::new());
@@ -257,7 +262,7 @@ impl Workspace {
                 return Err(Error::GroupRows { group: index, start, end, previous_end, rows });
             }
             previous_end = end;
-            let found = (weights.op(), weights.format(), weights.n(), weights.k());
+            let found = (weights.op(), weights.format().into(), weights.n(), weights.k());
             let expected = (desc.op, desc.b, desc.n, desc.k);
             if found != expected {
                 let text = |(op, format, n, k)| format!("{format} [{n}, {k}] for {op}");

@@ -32,8 +32,8 @@ use half::{bf16, f16};
 pub use mixture::Mixture;
 
 use crate::checkpoint::{Checkpoint, MlpKind, OpenOptions, Which};
-use crate::formats::{FloatMatrix, FloatType, Matrix, QuantizedMatrix};
-use crate::gemm::{self, AOperand, Epilogue, GateUp, OutputMut, QuantizeA, Routing};
+use crate::formats::{FloatMatrix, FloatType, Matrix};
+use crate::gemm::{self, AOperand, Epilogue, GateUp, OutputMut, QuantizeA, Routing, Weight};
 use crate::{AnyDesc, AnyPlan, AnyRunner, LayerCall, PackedLayer, Target};
 
 #[cfg(feature = "candle-cuda")]
@@ -387,7 +387,7 @@ impl GatedMlp {
     }
 }
 
-fn decoded(m: &QuantizedMatrix<'_>) -> Result<Tensor> {
+fn decoded(m: &Weight<'_>) -> Result<Tensor> {
     let values: Vec<f32> =
         (0..m.rows()).flat_map(|row| (0..m.k()).map(move |k| m.value(row, k) as f32)).collect();
     Tensor::from_vec(values, (m.rows(), m.k()), &Device::Cpu)

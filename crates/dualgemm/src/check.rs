@@ -278,12 +278,12 @@ where
             let weights = features(run.clone())?;
             let weights: WeightRef<'_> = (&weights).into();
             weights.check()?;
-            let first = weights.first();
-            if let Some(row) = a.iter().find(|row| row.len() != first.k()) {
+            let (_, _, k) = weights.shape();
+            if let Some(row) = a.iter().find(|row| row.len() != k) {
                 return Err(Error::operand(
                     "A",
                     format!("[{}, {}]", a.len(), row.len()),
-                    format!("K = {}, as {} has", first.k(), first.name()),
+                    format!("K = {k}, as {} has", weights.name()),
                 ));
             }
             let part = reference_of(epilogue, a, weights);

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use dualgemm_bench::Timing;
 use dualgemm_device::{Device as _, Stream};
 use dualgemm_formats::{BlockFormat, ScaleLayout};
-use dualgemm_gemm::{AOperand, DualGemmDesc, OutFormat, OutputMut, QuantizeA};
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, OutFormat, OutputMut, QuantizeA};
 use dualgemm_plan::{
     Buffer, DeviceCall, DeviceExperts, DeviceWeights, Gpu, GpuPlan, GroupedCall, Launches, Operands,
     Prepared, measure,
@@ -202,9 +202,10 @@ impl GpuRunner {
                 format!("those packed for the plan's ({})", name(own)),
             ));
         }
-        if weights.shape != (desc.b, desc.n, desc.k) {
-            let text = |(format, n, k): (BlockFormat, usize, usize)| format!("{format} [{n}, {k}]");
-            return Err(Error::operand("the weights", text(weights.shape), text((desc.b, desc.n, desc.k))));
+        let ((format, n, k), expected) = (weights.shape, (desc.b, desc.n, desc.k));
+        if (format.into(), n, k) != expected {
+            let text = |(format, n, k): (AFormat, usize, usize)| format!("{format} [{n}, {k}]");
+            return Err(Error::operand("the weights", text((format.into(), n, k)), text(expected)));
         }
         Ok(())
     }

@@ -8,7 +8,6 @@ use std::ops::Range;
 use dualgemm_checkpoint::GateUpSource;
 #[cfg(feature = "cuda")]
 use dualgemm_device::Stream;
-use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{
     AFormat, DualGemmDesc, Epilogue, GatedMlp, Linear, MlpDesc, Operation, OutFormat, QuantizeA,
     RouterWeights, WeightRef,
@@ -30,9 +29,9 @@ pub struct LayerShape {
     /// Elements of a row of A.
     pub k: usize,
     /// Format of its weights.
-    pub format: BlockFormat,
+    pub format: AFormat,
     /// Features and format of the down projection of an MLP, or of a mixture's.
-    pub down: Option<(usize, BlockFormat)>,
+    pub down: Option<(usize, AFormat)>,
     /// How many experts a mixture has, and where the weights of its router go.
     pub experts: Option<(usize, RouterWeights)>,
 }
@@ -68,13 +67,13 @@ impl LayerShape {
     /// That of one product.
     pub fn product<'w>(weights: impl Into<WeightRef<'w>>) -> Self {
         let weights = weights.into();
-        let (op, first) = (weights.op(), weights.first());
-        Self { op, ..Self::gate_up(first.rows(), first.k(), first.format()) }
+        let (format, n, k) = weights.shape();
+        Self { op: weights.op(), ..Self::gate_up(n, k, format) }
     }
 
     /// That of gate and up.
-    pub fn gate_up(n: usize, k: usize, format: BlockFormat) -> Self {
-        Self { op: Operation::GateUp, n, k, format, down: None, experts: None }
+    pub fn gate_up(n: usize, k: usize, format: impl Into<AFormat>) -> Self {
+        Self { op: Operation::GateUp, n, k, format: format.into(), down: None, experts: None }
     }
 
     /// That of a whole MLP.
@@ -93,7 +92,7 @@ impl LayerShape {
         let desc =
             DualGemmDesc { op: self.op, ..DualGemmDesc::new(1, self.n, self.k, AFormat::F16, self.format) };
         let by = |a| DualGemm::plan(&DualGemmDesc { a, out: OutFormat::F16, ..desc }, target);
-        by(self.format.into()).or_else(|_| by(AFormat::F16))
+        by(self.format).or_else(|_| by(AFormat::F16))
     }
 
     /// Features of C, and elements of a row of A.
@@ -231,19 +230,19 @@ pub fn check_chained(features: usize, gate: &str, down: &Linear<'_>) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use dualgemm_formats::{FloatMatrix, Matrix, Producer, Search, quantize};
+    use dualgemm_formats::{BlockFormat, FloatMatrix, Matrix, Producer, QuantizedMatrix, Search, quantize};
     use dualgemm_gemm::GateUp;
 
     use super::*;
 
-    fn linear(name: &str, n: usize, k: usize) -> Linear<'static> {
+    fn matrix(name: &str, n: usize, k: usize) -> QuantizedMatrix<'static> {
         let x = FloatMatrix::F32(Matrix::new(name, n, k, vec![1.0; n * k]).unwrap());
-        Linear::new(quantize(name, &x, Producer::ModelOpt, Search::Plain).unwrap())
+        quantize(name, &x, Producer::ModelOpt, Search::Plain).unwrap()
     }
 
     fn mlp(n: usize, down_k: usize) -> GatedMlp<'static> {
-        let gate_up = GateUp::new(linear("gate", n, 32).weight, linear("up", n, 32).weight);
-        GatedMlp { gate_up, down: linear("down", 64, down_k) }
+        let gate_up = GateUp::new(matrix("gate", n, 32), matrix("up", n, 32));
+        GatedMlp { gate_up, down: Linear::new(matrix("down", 64, down_k)) }
     }
 
     #[test]
@@ -251,7 +250,7 @@ mod tests {
         let call = LayerCall { top_k: 2, ..LayerCall::new(3, AFormat::F32, OutFormat::F16) };
         let of = |packed: PackedLayer| (packed.shape.ends(), packed.shape.describe(&call));
         let target = Target::default;
-        let (ends, desc) = of(PackedLayer::product(&linear("w", 48, 32), target()).unwrap());
+        let (ends, desc) = of(PackedLayer::product(&Linear::new(matrix("w", 48, 32)), target()).unwrap());
         let product = DualGemmDesc::linear(3, 48, 32, AFormat::F32, BlockFormat::Nvfp4);
         assert_eq!(
             (ends, desc),

@@ -6,7 +6,7 @@ mod on_device;
 use dualgemm_cpu::{Input, team};
 use dualgemm_gemm::{AOperand, GatedMlp, MlpDesc, OutFormat, OutputMut};
 
-use crate::runner::on_cpu;
+use crate::runner::{by_floats, on_cpu};
 use crate::{DualGemm, Error, OwnedMatrix, PackedWeights, Plan, Rows, Runner, Target};
 
 /// What messages call the rows between the products.
@@ -147,7 +147,7 @@ impl MlpRunner {
     ) -> Result<Option<f32>, Error> {
         // From outside of the threads, every product would wake them and wait for them; so they enter together. One thread needs
         // no others.
-        match &self.down {
+        match &self.gate_up {
             Runner::Cpu(gemm) if gemm.plan().threads == 1 => self.run_inside(a, list, groups, c),
             _ => team::enter(|| self.run_inside(a, list, groups, c)),
         }
@@ -201,6 +201,10 @@ fn multiply<'g>(
     match (runner, list) {
         (Runner::Cpu(gemm), None) => on_cpu(gemm, a.into(), groups, c),
         (Runner::Cpu(gemm), Some(list)) => on_cpu(gemm, Input::listed(a, list), groups, c),
+        (Runner::Floats(linear), None) => by_floats(linear, a, groups, c),
+        (Runner::Floats(_), Some(_)) => {
+            Err(Error::operand("A", "rows of a list", "all rows, by weights in floats"))
+        }
         #[cfg(feature = "cuda")]
         (Runner::Gpu(_), Some(_)) => Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" }),
         #[cfg(feature = "cuda")]

@@ -109,7 +109,7 @@ impl Runner {
     pub(crate) fn on_gpu(&self) -> Result<&GpuRunner, Error> {
         match self {
             Self::Gpu(runner) => Ok(runner),
-            Self::Cpu(_) => Err(Error::NotOnGpu),
+            Self::Cpu(_) | Self::Floats(_) => Err(Error::NotOnGpu),
         }
     }
 

@@ -216,8 +216,7 @@ impl AnyRunner {
             match (&mut **runner, weights) {
                 (Self::Product(runner), AnyWeights::Product(weights)) => match &mut **runner {
                     Runner::Cpu(gemm) => on_cpu.push(Product { gemm, weights: weights.on_cpu()?, c }),
-                    #[cfg(feature = "cuda")]
-                    gpu => drop(gpu.run(a, weights, c)?),
+                    apart => drop(apart.run(a, weights, c)?),
                 },
                 (runner, weights) => return runner.mismatch(weights),
             }

@@ -5,6 +5,8 @@
 use std::sync::Arc;
 
 use dualgemm_cpu::PackedGateUp;
+use dualgemm_formats::FloatMatrix;
+use dualgemm_gemm::{Linear, Weight};
 #[cfg(feature = "cuda")]
 use dualgemm_plan::{DeviceExperts, DeviceWeights, Gpu};
 
@@ -17,6 +19,8 @@ use crate::Error;
 pub enum PackedWeights {
     /// For the processor, every instruction set alike.
     Cpu(PackedGateUp),
+    /// A linear layer in floats, for the processor, in the order that they come in.
+    Floats(Linear<'static>),
     /// In the memory of a GPU. Copies share them.
     #[cfg(feature = "cuda")]
     Gpu(Arc<DeviceWeights>),
@@ -27,9 +31,9 @@ impl PartialEq for PackedWeights {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Cpu(a), Self::Cpu(b)) => a == b,
+            (Self::Floats(a), Self::Floats(b)) => a == b,
             #[cfg(feature = "cuda")]
             (Self::Gpu(a), Self::Gpu(b)) => Arc::ptr_eq(a, b),
-            #[cfg(feature = "cuda")]
             _ => false,
         }
     }
@@ -40,6 +44,10 @@ impl PackedWeights {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Cpu(weights) => weights.bytes(),
+            Self::Floats(Linear { weight, bias }) => {
+                let bits = weight.format().bits_per_element() as usize;
+                weight.rows() * weight.k() * bits / 8 + 4 * bias.as_ref().map_or(0, |bias| bias.len())
+            }
             #[cfg(feature = "cuda")]
             Self::Gpu(weights) => weights.bytes(),
         }
@@ -56,15 +64,29 @@ impl PackedWeights {
     pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceWeights>, Error> {
         match self {
             Self::Gpu(weights) => Ok(weights),
-            Self::Cpu(_) => Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" }),
+            Self::Cpu(_) | Self::Floats(_) => {
+                Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" })
+            }
         }
     }
 
     pub(crate) fn on_cpu(&self) -> Result<&PackedGateUp, Error> {
         match self {
             Self::Cpu(weights) => Ok(weights),
+            Self::Floats(layer) => {
+                let weight = &layer.weight;
+                Err(Error::operand(weight.name(), weight.format().to_string(), "nvfp4 or mxfp4"))
+            }
             #[cfg(feature = "cuda")]
             Self::Gpu(_) => Err(Error::OtherTarget { weights: "a GPU", plan: "the processor" }),
+        }
+    }
+
+    /// Weights and bias of a linear layer in floats.
+    pub(crate) fn in_floats(&self) -> Result<(&FloatMatrix<'static>, Option<&[f32]>), Error> {
+        match self {
+            Self::Floats(Linear { weight: Weight::Floats(_, w), bias }) => Ok((w, bias.as_deref())),
+            _ => Err(Error::operand("the weights", "in 4 bits", "a linear layer in floats")),
         }
     }
 }

@@ -5,9 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use dualgemm_checkpoint::GateUpSource;
-use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, PackedGateUp};
-use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::{AOperand, DualGemmDesc, GateUp, OutputMut, WeightRef};
+use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, FloatLinear, PackedGateUp};
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutputMut, WeightRef};
 #[cfg(feature = "cuda")]
 use dualgemm_plan::{DeviceExperts, DeviceWeights, Gpu, GpuOptions, GpuPlan};
 
@@ -144,6 +143,10 @@ impl Plan {
         let weights = weights.into();
         self.desc().check_weights(weights)?;
         Ok(match (self, weights) {
+            (Self::Cpu(_), WeightRef::Linear(layer)) if layer.weight.blocks().is_err() => {
+                layer.check()?;
+                PackedWeights::Floats(layer.clone().into_owned())
+            }
             (Self::Cpu(_), weights) => PackedWeights::Cpu(PackedGateUp::pack(weights)?),
             #[cfg(feature = "cuda")]
             (Self::Gpu { gpu, plan }, WeightRef::GateUp(pair)) => {
@@ -261,9 +264,13 @@ impl Plan {
         }
     }
 
-    pub(crate) fn check_shape(&self, tensor: &str, found: (BlockFormat, usize, usize)) -> Result<(), Error> {
-        let desc = self.desc();
-        let text = |(format, n, k): (BlockFormat, usize, usize)| format!("{format} [{n}, {k}]");
+    pub(crate) fn check_shape(
+        &self,
+        tensor: &str,
+        (format, n, k): (impl Into<AFormat>, usize, usize),
+    ) -> Result<(), Error> {
+        let (desc, found) = (self.desc(), (format.into(), n, k));
+        let text = |(format, n, k): (AFormat, usize, usize)| format!("{format} [{n}, {k}]");
         let expected = (desc.b, desc.n, desc.k);
         if found == expected {
             return Ok(());
@@ -277,6 +284,11 @@ impl Plan {
     /// If this machine lacks what the plan asks for, as a plan from elsewhere may.
     pub fn runner(&self, max_groups: usize) -> Result<Runner, Error> {
         Ok(match self {
+            Self::Cpu(plan) if plan.desc.b.block_format().is_none() => {
+                let CpuPlan { desc, isa, threads, .. } = *plan;
+                let options = CpuOptions { isa: Some(isa), threads: Some(threads), ..CpuOptions::default() };
+                Runner::Floats(FloatLinear::new(desc.m, desc.k, options)?)
+            }
             Self::Cpu(plan) => Runner::Cpu(CpuGemm::new(plan, max_groups)?),
             #[cfg(feature = "cuda")]
             Self::Gpu { gpu, plan } => Runner::Gpu(GpuRunner::new(gpu.open()?, plan)?),
@@ -327,10 +339,9 @@ impl std::fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
-    use dualgemm_formats::{FloatMatrix, Matrix, Producer, Search, quantize};
+    use dualgemm_formats::{BlockFormat, FloatMatrix, Matrix, Producer, Search, quantize};
 
     use super::*;
-    use dualgemm_gemm::AFormat;
 
     #[test]
     fn plans_and_weights_are_shared_between_threads() {

@@ -1,7 +1,7 @@
 //! A plan with the buffers of its runs, and the runs on operands in the host's memory.
 
-use dualgemm_cpu::{CpuGemm, Group, Input};
-use dualgemm_gemm::{AOperand, OutputMut};
+use dualgemm_cpu::{CpuGemm, FloatLinear, Group, Input};
+use dualgemm_gemm::{AFormat, AOperand, OutputMut};
 
 #[cfg(feature = "cuda")]
 use crate::gpu::GpuRunner;
@@ -39,6 +39,8 @@ impl<'a, W> Rows<'a, W> {
 pub enum Runner {
     /// On the processor.
     Cpu(CpuGemm),
+    /// On the processor, by weights in floats.
+    Floats(FloatLinear),
     /// On a GPU.
     #[cfg(feature = "cuda")]
     Gpu(GpuRunner),
@@ -61,8 +63,7 @@ impl Runner {
                 let all = Group { first_row: 0, rows: a.rows(), weights: weights.on_cpu()? };
                 Ok(gemm.run(a, &[all], c)?.map(|scale| scale.value()))
             }
-            #[cfg(feature = "cuda")]
-            Self::Gpu(runner) => runner.run(a, &[Rows { first: 0, count: a.rows(), weights }], c),
+            runner => runner.run_grouped(a, &[Rows { first: 0, count: a.rows(), weights }], c),
         }
     }
 
@@ -84,6 +85,7 @@ impl Runner {
     ) -> Result<Option<f32>, Error> {
         match self {
             Self::Cpu(gemm) => on_cpu(gemm, a.into(), groups.iter().copied(), c),
+            Self::Floats(linear) => by_floats(linear, a, groups.iter().copied(), c),
             #[cfg(feature = "cuda")]
             Self::Gpu(runner) => runner.run(a, groups, c),
         }
@@ -97,6 +99,7 @@ impl Runner {
     pub fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => weights.on_cpu().map(drop),
+            Self::Floats(_) => weights.in_floats().map(drop),
             #[cfg(feature = "cuda")]
             Self::Gpu(runner) => runner.warm(weights),
         }
@@ -114,4 +117,28 @@ pub(crate) fn on_cpu<'g>(
         Ok::<_, Error>(Group { first_row: rows.first, rows: rows.count, weights: rows.weights.on_cpu()? })
     };
     Ok(gemm.run_each(input, groups.map(group), c)?.map(|scale| scale.value()))
+}
+
+/// [`Runner::run_grouped`] by weights in floats, one group after the other.
+pub(crate) fn by_floats<'g>(
+    linear: &mut FloatLinear,
+    a: &AOperand<'_>,
+    groups: impl Iterator<Item = Rows<'g>>,
+    mut c: OutputMut<'_>,
+) -> Result<Option<f32>, Error> {
+    let AOperand::Float(a) = a else {
+        return Err(Error::operand("A", AFormat::of(a).to_string(), "f32, f16 or bf16"));
+    };
+    let mut end = 0;
+    for Rows { first, count, weights } in groups.filter(|group| group.count > 0) {
+        let (w, bias) = weights.in_floats()?;
+        let c = c.rows(first..first + count, (a.rows(), w.rows()));
+        let Some(c) = c.filter(|_| first >= end) else {
+            let found = format!("of rows {first} to {}, after row {end}", first + count);
+            return Err(Error::operand("a group, or C,", found, format!("[{}, {}]", a.rows(), w.rows())));
+        };
+        end = first + count;
+        linear.run(&a.part(first..end, 0..a.cols()), w, bias, c)?;
+    }
+    Ok(None)
 }

@@ -177,7 +177,7 @@ fn the_whole_mlp_is_one_operator_close() -> Result<()> {
     }
     let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
     let gate_up = checkpoint.gate_up(0).unwrap();
-    let gate = dualgemm::gemm::Linear { weight: gate_up.gate.clone(), bias: None };
+    let gate = dualgemm::gemm::Linear { weight: gate_up.gate.clone().into(), bias: None };
     let wrong = dualgemm::gemm::GatedMlp { gate_up, down: gate };
     let message = Mlp::new(&wrong, &Options::default()).unwrap_err().to_string();
     assert!(

@@ -1,6 +1,7 @@
 //! Matrices of floats; they borrow or own their elements, like [`tensor`](crate::tensor)'s.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt as _;
 #[doc(hidden)]
@@ -106,14 +107,24 @@ impl<'a, T: Clone> Matrix<'a, T> {
         Matrix::new(name, rows.len(), self.cols, data)
     }
 
-    /// The same matrix, owning its elements.
+    /// Some rows and columns, borrowed.
+    ///
+    /// # Panics
+    /// If they are not there.
+    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Matrix<'_, T> {
+        assert!(rows.end <= self.rows && cols.end <= self.cols, "{rows:?} and {cols:?} of a matrix");
+        let data = Cow::Borrowed(&self.data[rows.start * self.row_stride + cols.start..]);
+        Matrix { rows: rows.len(), cols: cols.len(), row_stride: self.row_stride, data }
+    }
+
+    /// The same matrix, owning its elements and nothing between rows.
     pub fn into_owned(self) -> Matrix<'static, T> {
-        Matrix {
-            rows: self.rows,
-            cols: self.cols,
-            row_stride: self.row_stride,
-            data: Cow::Owned(self.data.into_owned()),
-        }
+        let Self { rows, cols, .. } = self;
+        let data: Vec<T> = match self.as_dense() {
+            Some(data) => data.to_vec(),
+            None => (0..rows).flat_map(|row| self.row(row)).cloned().collect(),
+        };
+        Matrix { rows, cols, row_stride: cols, data: data.into() }
     }
 }
 
@@ -294,6 +305,27 @@ impl FloatMatrix<'_> {
     /// As there.
     pub fn pick(&self, name: &str, rows: &[usize]) -> Result<FloatMatrix<'static>, Error> {
         Ok(match_floats!(self, Self(m) => FloatMatrix: m.pick(name, rows)?))
+    }
+
+    /// Some rows and columns, borrowed; see [`Matrix::part`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> FloatMatrix<'_> {
+        match self {
+            Self::F32(m) => FloatMatrix::F32(m.part(rows, cols)),
+            Self::F16(m) => FloatMatrix::F16(m.part(rows, cols)),
+            Self::Bf16(m) => FloatMatrix::Bf16(m.part(rows, cols)),
+        }
+    }
+
+    /// The same matrix, owning its elements.
+    pub fn into_owned(self) -> FloatMatrix<'static> {
+        match self {
+            Self::F32(m) => FloatMatrix::F32(m.into_owned()),
+            Self::F16(m) => FloatMatrix::F16(m.into_owned()),
+            Self::Bf16(m) => FloatMatrix::Bf16(m.into_owned()),
+        }
     }
 
     /// Type of the elements.

@@ -6,7 +6,7 @@ use crate::operands::WeightRef;
 use crate::{AOperand, Epilogue, Error};
 
 dualgemm_formats::named! {
-    /// Element format of A.
+    /// Element format of A, and of weights.
     #[derive(serde::Serialize, serde::Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum AFormat {
@@ -209,8 +209,8 @@ pub struct DualGemmDesc {
     pub a: AFormat,
     /// Whether a float A is quantized on the way in.
     pub quantize_a: QuantizeA,
-    /// Format of B1 and B2.
-    pub b: BlockFormat,
+    /// Format of B1 and B2. One matrix alone may be of floats.
+    pub b: AFormat,
     /// Format of C.
     pub out: OutFormat,
     /// Between accumulator and store.
@@ -222,13 +222,14 @@ pub struct DualGemmDesc {
 
 impl DualGemmDesc {
     /// A single problem with f32 output and the SiLU epilogue.
-    pub fn new(m: usize, n: usize, k: usize, a: AFormat, b: BlockFormat) -> Self {
-        let (quantize_a, out, epilogue) = (QuantizeA::No, OutFormat::F32, Epilogue::default());
+    pub fn new(m: usize, n: usize, k: usize, a: AFormat, b: impl Into<AFormat>) -> Self {
+        let (b, quantize_a, out) = (b.into(), QuantizeA::No, OutFormat::F32);
+        let epilogue = Epilogue::default();
         Self { m, n, k, batch: 1, a, quantize_a, b, out, epilogue, op: Operation::GateUp }
     }
 
     /// A single linear layer of `n` features with f32 output.
-    pub fn linear(m: usize, n: usize, k: usize, a: AFormat, b: BlockFormat) -> Self {
+    pub fn linear(m: usize, n: usize, k: usize, a: AFormat, b: impl Into<AFormat>) -> Self {
         Self { op: Operation::Linear, ..Self::new(m, n, k, a, b) }
     }
 
@@ -250,7 +251,7 @@ impl DualGemmDesc {
                 return Err(Error::ZeroDim { dim: name });
             }
         }
-        for (tensor, format) in [("A", self.a_compute().block_format()), ("B", Some(self.b))] {
+        for (tensor, format) in [("A", self.a_compute().block_format()), ("B", self.b.block_format())] {
             if let Some(format) = format.filter(|f| !self.k.is_multiple_of(f.block_len())) {
                 return Err(Error::KNotWholeBlocks { tensor, format, k: self.k });
             }
@@ -270,6 +271,9 @@ impl DualGemmDesc {
         if let QuantizeA::Static(scale) = self.quantize_a {
             check_scale("A", scale)?;
         }
+        if self.b.block_format().is_none() {
+            self.check_floats()?;
+        }
         if let OutFormat::Nvfp4 { global_scale, .. } = self.out {
             if !self.n.is_multiple_of(BlockFormat::Nvfp4.block_len()) {
                 return Err(Error::NNotWholeBlocks { n: self.n });
@@ -281,22 +285,40 @@ impl DualGemmDesc {
         Ok(())
     }
 
+    /// Checks what weights of floats are multiplied by, and where.
+    fn check_floats(&self) -> Result<(), Error> {
+        let Self { b, out, op, batch, epilogue, .. } = self;
+        let wrong = |tensor: &str, found: &dyn std::fmt::Display| {
+            let expected = format!("floats that stay so, by one matrix in {b}");
+            Err(Error::operand(tensor, found.to_string(), expected))
+        };
+        if *op != Operation::Linear || *batch != 1 || epilogue.alpha_gate != 1.0 {
+            return wrong("the weights", &format_args!("{op} in {b}, {batch} times"));
+        }
+        if self.a_compute().block_format().is_some() {
+            return wrong("A", &self.a_compute());
+        }
+        if let OutFormat::Nvfp4 { .. } = out {
+            return wrong("C", out);
+        }
+        Ok(())
+    }
+
     /// Checks that weights fit this description.
     ///
     /// # Errors
     /// Names the tensor and what the description wants.
     pub fn check_weights(&self, weights: WeightRef<'_>) -> Result<(), Error> {
-        let (op, first) = (weights.op(), weights.first());
-        let found = (first.format(), first.rows(), first.k());
+        let (op, found) = (weights.op(), weights.shape());
         let expected = (self.b, self.n, self.k);
         if (op, found) == (self.op, expected) {
             return Ok(());
         }
-        let text = |op, (format, n, k): (BlockFormat, usize, usize)| match weights.op() == self.op {
+        let text = |op, (format, n, k): (AFormat, usize, usize)| match weights.op() == self.op {
             true => format!("{format} [{n}, {k}]"),
             false => format!("{op} of {format} [{n}, {k}]"),
         };
-        Err(Error::operand(first.name(), text(op, found), text(self.op, expected)))
+        Err(Error::operand(weights.name(), text(op, found), text(self.op, expected)))
     }
 
     /// Multiplications and additions of all batch entries: `2·m·n·k·batch` for each matrix of weights.
@@ -314,12 +336,8 @@ impl DualGemmDesc {
 
     /// Those of the weights alone.
     pub fn weight_bytes(&self) -> f64 {
-        let b_bits = match self.b {
-            BlockFormat::Nvfp4 => AFormat::Nvfp4,
-            BlockFormat::Mxfp4 => AFormat::Mxfp4,
-        }
-        .bits_per_element();
-        (self.op.matrices() * self.batch) as f64 * self.n as f64 * self.k as f64 * b_bits / 8.0
+        let elements = (self.op.matrices() * self.batch) as f64 * self.n as f64 * self.k as f64;
+        elements * self.b.bits_per_element() / 8.0
     }
 }
 

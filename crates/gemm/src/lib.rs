@@ -5,7 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`mod@reference`] | the operation in f64, the definition everything is tested against |
-//! | [`operands`] | [`AOperand`], [`GateUp`], [`Linear`], [`OutputMut`]: the tensors of one call |
+//! | [`operands`] | [`AOperand`], [`GateUp`], [`Linear`], [`Weight`], [`OutputMut`]: the tensors of one call |
 //! | [`epilogue`] | [`Expr`], [`Activation`], [`Epilogue`]: what happens between accumulator and store |
 //! | [`desc`] | [`DualGemmDesc`]: shapes and formats, known before any tensor is |
 //! | [`mlp`] | [`MlpDesc`], [`GatedMlp`], [`Routing`]: the whole MLP and mixtures, with their references |
@@ -27,5 +27,5 @@ pub use desc::{AFormat, DualGemmDesc, Operation, OutFormat, OutScale, QuantizeA}
 pub use epilogue::{Activation, Epilogue, Expr, Node, Op, Program, Slot};
 pub use error::Error;
 pub use mlp::{GatedMlp, MlpDesc, RouterWeights, Routing, mixture_reference, mlp_reference, stored};
-pub use operands::{AOperand, GateUp, Linear, OutputMut, WeightRef};
-pub use reference::{bounded_reference, float_linear_reference, reference, reference_of};
+pub use operands::{AOperand, GateUp, Linear, OutputMut, Weight, WeightRef};
+pub use reference::{bounded_reference, reference, reference_of};

@@ -9,13 +9,13 @@
 use std::ops::Range;
 
 use dualgemm_formats::quantize::quantize_with;
-use dualgemm_formats::{
-    BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, Search, match_floats, quantize,
-};
+use dualgemm_formats::{FloatMatrix, GlobalScale, Matrix, Producer, Search, match_floats, quantize};
 
 use crate::bound::Bounded;
 use crate::compare::Element;
-use crate::{AOperand, DualGemmDesc, Error, GateUp, Linear, Operation, OutFormat, OutScale, reference_of};
+use crate::{
+    AFormat, AOperand, DualGemmDesc, Error, GateUp, Linear, Operation, OutFormat, OutScale, reference_of,
+};
 
 /// Shapes and formats of a whole gated MLP: two descriptions. The second reads what the first writes.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -28,7 +28,7 @@ pub struct MlpDesc {
 
 impl MlpDesc {
     /// The MLP that goes on from `gate_up` with a down projection to `n` features in `out`, its weights in `b`.
-    pub fn new(gate_up: DualGemmDesc, n: usize, b: BlockFormat, out: OutFormat) -> Self {
+    pub fn new(gate_up: DualGemmDesc, n: usize, b: impl Into<AFormat>, out: OutFormat) -> Self {
         let down = DualGemmDesc::linear(gate_up.m, n, gate_up.n, gate_up.out.into(), b);
         Self { gate_up, down: DualGemmDesc { out, ..down } }
     }
@@ -218,10 +218,9 @@ fn stored_nvfp4(values: &[Bounded], scale: OutScale, cols: usize) -> Vec<Bounded
 
 #[cfg(test)]
 mod tests {
-    use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
+    use dualgemm_formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
 
     use super::*;
-    use crate::AFormat;
     use crate::{Activation, Epilogue};
 
     /// A matrix whose row n is `value(n)` everywhere: code 2 is 1, and e4m3 0x38 is 1.

@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use dualgemm_formats::{Float, FloatMatrix, FloatType, QuantizedMatrix, match_floats};
+use dualgemm_formats::{
+    BlockFormat, Float, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, match_floats,
+};
 use half::{bf16, f16};
 
-use crate::{Error, Operation};
+use crate::{AFormat, Error, Operation};
 
 /// The activation matrix A, `[m, k]`.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,8 +103,11 @@ impl<'a> GateUp<'a> {
                 up: format!("{} is {} [{}, {}]", up.name(), up.format(), up.rows(), up.k()),
             });
         }
-        check_matrix(gate, &self.gate_bias)?;
-        check_matrix(up, &self.up_bias)
+        for (matrix, bias) in [(gate, &self.gate_bias), (up, &self.up_bias)] {
+            matrix.check_scales()?;
+            check_bias(matrix.name(), matrix.rows(), bias)?;
+        }
+        Ok(())
     }
 }
 
@@ -110,15 +115,14 @@ fn bias_of<'s>(bias: &'s Option<Cow<'_, [f32]>>, range: Range<usize>) -> Option<
     bias.as_ref().map(|bias| bias[range].into())
 }
 
-fn check_matrix(matrix: &QuantizedMatrix<'_>, bias: &Option<Cow<'_, [f32]>>) -> Result<(), Error> {
-    matrix.check_scales()?;
+fn check_bias(tensor: &str, n: usize, bias: &Option<Cow<'_, [f32]>>) -> Result<(), Error> {
     let Some(bias) = bias else { return Ok(()) };
-    if bias.len() != matrix.rows() {
-        return Err(Error::BiasLen { tensor: matrix.name().into(), found: bias.len(), n: matrix.rows() });
+    if bias.len() != n {
+        return Err(Error::BiasLen { tensor: tensor.into(), found: bias.len(), n });
     }
     match bias.iter().position(|value| !value.is_finite()) {
         Some(at) => Err(Error::operand(
-            format!("{}: element {at} of its bias", matrix.name()),
+            format!("{tensor}: element {at} of its bias"),
             bias[at].to_string(),
             "finite numbers",
         )),
@@ -126,19 +130,137 @@ fn check_matrix(matrix: &QuantizedMatrix<'_>, bias: &Option<Cow<'_, [f32]>>) -> 
     }
 }
 
+/// A matrix of weights, `[n, k]`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Weight<'a> {
+    /// In 4 bits.
+    Blocks(QuantizedMatrix<'a>),
+    /// In floats, by this name.
+    Floats(Cow<'a, str>, FloatMatrix<'a>),
+}
+
+impl<'a> From<QuantizedMatrix<'a>> for Weight<'a> {
+    fn from(matrix: QuantizedMatrix<'a>) -> Self {
+        Self::Blocks(matrix)
+    }
+}
+
+impl<'a> Weight<'a> {
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Blocks(w) => w.name(),
+            Self::Floats(name, _) => name,
+        }
+    }
+
+    /// Format of the elements.
+    pub fn format(&self) -> AFormat {
+        match self {
+            Self::Blocks(w) => w.format().into(),
+            Self::Floats(_, w) => w.float_type().into(),
+        }
+    }
+
+    /// Rows, a row for each feature.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Blocks(w) => w.rows(),
+            Self::Floats(_, w) => w.rows(),
+        }
+    }
+
+    /// Elements per row.
+    pub fn k(&self) -> usize {
+        match self {
+            Self::Blocks(w) => w.k(),
+            Self::Floats(_, w) => w.cols(),
+        }
+    }
+
+    /// Value of an element, tensor scale included.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub fn value(&self, row: usize, k: usize) -> f64 {
+        match self {
+            Self::Blocks(w) => w.value(row, k),
+            Self::Floats(_, w) => w.value(row, k).into(),
+        }
+    }
+
+    /// The tensor scale; of floats 1.
+    pub fn global_scale(&self) -> GlobalScale {
+        match self {
+            Self::Blocks(w) => w.global_scale(),
+            Self::Floats(..) => GlobalScale::ONE,
+        }
+    }
+
+    /// The matrix in 4 bits.
+    ///
+    /// # Errors
+    /// If it is in floats.
+    pub fn blocks(&self) -> Result<&QuantizedMatrix<'a>, Error> {
+        match self {
+            Self::Blocks(w) => Ok(w),
+            Self::Floats(name, w) => {
+                Err(Error::operand(&**name, w.float_type().to_string(), "nvfp4 or mxfp4"))
+            }
+        }
+    }
+
+    /// Some rows, borrowed.
+    ///
+    /// # Errors
+    /// If the range is empty or reaches past the rows.
+    pub fn slice_rows(&self, rows: Range<usize>) -> Result<Weight<'_>, Error> {
+        Ok(match self {
+            Self::Blocks(w) => Weight::Blocks(w.slice_rows(rows)?),
+            Self::Floats(name, w) if rows.is_empty() || rows.end > w.rows() => {
+                let expected = format!("rows below {}, at least one", w.rows());
+                return Err(Error::operand(&**name, format!("asked for rows {rows:?}"), expected));
+            }
+            Self::Floats(name, w) => Weight::Floats(Cow::Borrowed(&**name), w.part(rows, 0..w.cols())),
+        })
+    }
+
+    /// The columns of one rank, as [`QuantizedMatrix::shard_k`] takes them.
+    ///
+    /// # Errors
+    /// If `rank` is not below `ranks`, or K does not divide evenly, by whole blocks.
+    pub fn shard_k(&self, rank: usize, ranks: usize) -> Result<Weight<'_>, Error> {
+        Ok(match self {
+            Self::Blocks(w) => Weight::Blocks(w.shard_k(rank, ranks)?),
+            Self::Floats(name, w) => {
+                let columns = BlockFormat::Nvfp4.shard(name, w.cols(), rank, ranks)?;
+                Weight::Floats(Cow::Borrowed(&**name), w.part(0..w.rows(), columns))
+            }
+        })
+    }
+
+    /// The same matrix, owning its elements.
+    pub fn into_owned(self) -> Weight<'static> {
+        match self {
+            Self::Blocks(w) => Weight::Blocks(w.into_owned()),
+            Self::Floats(name, w) => Weight::Floats(name.into_owned().into(), w.into_owned()),
+        }
+    }
+}
+
 /// The weights of a linear layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Linear<'a> {
     /// `[n, k]`: a row for each feature of C.
-    pub weight: QuantizedMatrix<'a>,
+    pub weight: Weight<'a>,
     /// Added after all scales, `[n]`.
     pub bias: Option<Cow<'a, [f32]>>,
 }
 
 impl<'a> Linear<'a> {
     /// A layer without bias.
-    pub fn new(weight: QuantizedMatrix<'a>) -> Self {
-        Self { weight, bias: None }
+    pub fn new(weight: impl Into<Weight<'a>>) -> Self {
+        Self { weight: weight.into(), bias: None }
     }
 
     /// Features (N).
@@ -151,7 +273,7 @@ impl<'a> Linear<'a> {
         self.weight.k()
     }
 
-    /// Some features; codes are borrowed.
+    /// Some features; codes and floats are borrowed.
     ///
     /// # Errors
     /// If the range is empty or reaches past N.
@@ -159,12 +281,21 @@ impl<'a> Linear<'a> {
         Ok(Linear { weight: self.weight.slice_rows(range.clone())?, bias: bias_of(&self.bias, range) })
     }
 
+    /// The same layer, owning all it is made of.
+    pub fn into_owned(self) -> Linear<'static> {
+        let bias = self.bias.map(|bias| bias.into_owned().into());
+        Linear { weight: self.weight.into_owned(), bias }
+    }
+
     /// Checks that the bias has N values and that no block scale is NaN or negative.
     ///
     /// # Errors
     /// Names the tensor and the rule.
     pub fn check(&self) -> Result<(), Error> {
-        check_matrix(&self.weight, &self.bias)
+        if let Weight::Blocks(weight) = &self.weight {
+            weight.check_scales()?;
+        }
+        check_bias(self.weight.name(), self.weight.rows(), &self.bias)
     }
 }
 
@@ -198,11 +329,19 @@ impl<'w> WeightRef<'w> {
         }
     }
 
-    /// Gate, or the only matrix. The other one has its format and shape.
-    pub fn first(self) -> &'w QuantizedMatrix<'w> {
+    /// Name of gate, or of the only matrix.
+    pub fn name(self) -> &'w str {
         match self {
-            Self::GateUp(pair) => &pair.gate,
-            Self::Linear(layer) => &layer.weight,
+            Self::GateUp(pair) => pair.gate.name(),
+            Self::Linear(layer) => layer.weight.name(),
+        }
+    }
+
+    /// Format, features and elements of each matrix.
+    pub fn shape(self) -> (AFormat, usize, usize) {
+        match self {
+            Self::GateUp(pair) => (pair.gate.format().into(), pair.n(), pair.k()),
+            Self::Linear(layer) => (layer.weight.format(), layer.n(), layer.k()),
         }
     }
 
@@ -243,5 +382,18 @@ impl OutputMut<'_> {
             (T::TYPE, c.len())
         }
         Some(match_floats!(self, Self(c) => of(c), Self::Nvfp4 { .. } => return None))
+    }
+
+    /// Some rows of a C `[m, n]` of floats; none if it is not one or has not those rows.
+    pub fn rows(&mut self, rows: Range<usize>, (m, n): (usize, usize)) -> Option<OutputMut<'_>> {
+        fn of<T>(c: &mut [T], rows: Range<usize>, m: usize, n: usize) -> Option<&mut [T]> {
+            c.get_mut(rows.start * n..rows.end * n).filter(|_| rows.end <= m)
+        }
+        Some(match self {
+            Self::F32(c) if c.len() == m * n => OutputMut::F32(of(c, rows, m, n)?),
+            Self::F16(c) if c.len() == m * n => OutputMut::F16(of(c, rows, m, n)?),
+            Self::Bf16(c) if c.len() == m * n => OutputMut::Bf16(of(c, rows, m, n)?),
+            _ => return None,
+        })
     }
 }

@@ -15,13 +15,13 @@
 
 use std::ops::Range;
 
-use dualgemm_formats::{FloatMatrix, QuantizedMatrix};
+use dualgemm_formats::QuantizedMatrix;
 use half::bf16;
 
 use crate::bound::Bounded;
 use crate::compare::Element;
 use crate::operands::WeightRef;
-use crate::{AOperand, Epilogue, GateUp};
+use crate::{AOperand, Epilogue, GateUp, Linear};
 
 /// C for `rows` of A against one pair of weights: `rows.len() · n` values, row-major.
 ///
@@ -59,13 +59,19 @@ pub fn reference_of(epilogue: &Epilogue, a: &[Vec<Bounded>], weights: WeightRef<
         bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]))
     };
     let (gate, up) = match weights {
-        WeightRef::Linear(layer) => {
-            return quantized(a, &layer.weight, epilogue.alpha_gate, |n| bias(&layer.bias, n));
+        WeightRef::Linear(Linear { weight: w, bias: b }) => {
+            let value = |n, k| w.value(n, k);
+            return products(a, [w.rows(), w.k()], value, epilogue.alpha_gate, |n| bias(b, n));
         }
-        WeightRef::GateUp(pair) => (
-            quantized(a, &pair.gate, epilogue.alpha_gate, |n| bias(&pair.gate_bias, n)),
-            quantized(a, &pair.up, epilogue.alpha_up, |n| bias(&pair.up_bias, n)),
-        ),
+        WeightRef::GateUp(pair) => {
+            let of = |w: &QuantizedMatrix<'_>, alpha, b| {
+                products(a, [w.rows(), w.k()], |n, k| w.value(n, k), alpha, |n| bias(b, n))
+            };
+            (
+                of(&pair.gate, epilogue.alpha_gate, &pair.gate_bias),
+                of(&pair.up, epilogue.alpha_up, &pair.up_bias),
+            )
+        }
     };
     let program = epilogue.activation.program();
     let rounded = |x: Bounded| match epilogue.round_gate_up_to_bf16 {
@@ -75,32 +81,7 @@ pub fn reference_of(epilogue: &Epilogue, a: &[Vec<Bounded>], weights: WeightRef<
     gate.into_iter().zip(up).map(|(gate, up)| program.eval(rounded(gate), rounded(up))).collect()
 }
 
-/// C of a linear layer whose weights `[n, k]` are floats, each value with what a right result in f32 may be off by.
-///
-/// # Panics
-/// If K of A and of the weights differs, or the bias has fewer than N values.
-pub fn float_linear_reference(
-    a: &FloatMatrix<'_>,
-    weights: &FloatMatrix<'_>,
-    bias: Option<&[f32]>,
-) -> Vec<Bounded> {
-    let exact = |m| (0..a.cols()).map(|k| Bounded::exact(a.value(m, k).into())).collect();
-    let a: Vec<_> = (0..a.rows()).map(exact).collect();
-    let b = |n, k| f64::from(weights.value(n, k));
-    products(&a, [weights.rows(), weights.cols()], b, 1.0, |n| bias.map_or(0.0, |bias| bias[n].into()))
-}
-
-/// `alpha · A·Bᵀ + bias`, row-major.
-fn quantized(
-    a: &[Vec<Bounded>],
-    b: &QuantizedMatrix<'_>,
-    alpha: f32,
-    bias: impl Fn(usize) -> f64,
-) -> Vec<Bounded> {
-    products(a, [b.rows(), b.k()], |n, k| b.value(n, k), alpha, bias)
-}
-
-/// The same for any matrix `[n, k]`, by its values.
+/// `alpha · A·Bᵀ + bias`, row-major, of B `[n, k]` by its values.
 fn products(
     a: &[Vec<Bounded>],
     [n, k]: [usize; 2],

@@ -10,7 +10,7 @@ pub enum Error {
     /// A strategy that does not fit the problem or the machine.
     #[error("strategy {strategy} cannot take this: {reason}")]
     Unsupported { strategy: &'static str, reason: String },
-    /// Activations that no kernel multiplies.
+    /// Activations, or weights in floats, that no kernel multiplies.
     #[error("{reason}")]
     Activations { reason: String },
     #[error("no strategy is called {found:?}; there are {valid}")]

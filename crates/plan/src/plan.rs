@@ -81,6 +81,10 @@ impl GpuPlan {
         options: &GpuOptions,
     ) -> Result<Self, Error> {
         desc.check()?;
+        if desc.b.block_format().is_none() {
+            let reason = format!("B is {}, which no kernel of a GPU multiplies; nvfp4 and mxfp4 are", desc.b);
+            return Err(Error::Activations { reason });
+        }
         let plan = |strategy: &str, kernel: String, chosen_by| Self {
             desc: *desc,
             device: info.name.clone(),

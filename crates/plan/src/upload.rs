@@ -178,7 +178,7 @@ impl Uploads {
 /// The layout of a linear layer in an order. Fails if the order is one of pairs.
 pub(crate) fn linear_layout(layer: &Linear<'_>, form: WeightForm) -> Result<Layout, Error> {
     match form.is_linear() {
-        true => Layout::new((layer.n(), layer.k()), layer.weight.format(), form),
+        true => Layout::new((layer.n(), layer.k()), layer.weight.blocks()?.format(), form),
         false => wrong("a linear layer".into(), form.to_string()),
     }
 }
@@ -192,7 +192,7 @@ pub(crate) fn put_linear(
     to: &[DevicePtr],
 ) -> Result<Extras, Error> {
     layer.check()?;
-    let weight = &layer.weight;
+    let weight = layer.weight.blocks()?;
     let alpha = if layout.form == WeightForm::AtomsLinear {
         let (codes, scales) = weight.dense_rows(0..weight.rows());
         let scales = ScaleLayout::Linear.convert(&scales, ScaleLayout::Sf128x4, layout.n, layout.blocks());

@@ -1,6 +1,7 @@
 //! From a module's name to its checked bytes, scales and bias.
 
-use dualgemm_formats::{BlockFormat, GlobalScale};
+use dualgemm_formats::{BlockFormat, FloatType, GlobalScale};
+use dualgemm_gemm::AFormat;
 
 use super::{BadInputScale, Checkpoint, NibbleOrder};
 use crate::convention::Role;
@@ -102,13 +103,6 @@ impl Checkpoint {
         if let Some(contradiction) = self.schemes.contradiction(name) {
             return Err(contradiction);
         }
-        if let Some(transform) = module.get(Role::Transform).or_else(|| self.schemes.transform(name)) {
-            return Err(Error::Unsupported {
-                module: name.into(),
-                found: format!("`{transform}`, which changes what the weights mean,"),
-                supported: "plain block-scaled weights are",
-            });
-        }
         self.check_known(name, module, scheme)?;
         let scales = self
             .tensor(module, Role::BlockScale)
@@ -121,12 +115,51 @@ impl Checkpoint {
         Ok(stored)
     }
 
-    /// Refuses a weight with a tensor under its name that nothing says the meaning of.
+    /// Format, rows and K of a weight in blocks or in floats; none of one that cannot be read.
+    pub(crate) fn shape(&self, name: &str) -> Option<(AFormat, usize, usize)> {
+        if let Some((weight, float)) = self.in_floats(name).ok()? {
+            return Some((float.into(), weight.shape[0], weight.shape[1]));
+        }
+        let stored = self.stored(name).ok()?;
+        Some((stored.format.into(), stored.rows, stored.k))
+    }
+
+    /// The weight of a module that is in floats where the files say so: a matrix of one of the types that matrices come in.
+    pub(crate) fn in_floats(&self, name: &str) -> Result<Option<(TensorView<'_>, FloatType)>, Error> {
+        let scheme = self.schemes.of(name);
+        let (Weights::Float(_) | Weights::ByType, Some(module)) =
+            (&scheme.weights, self.index.modules.get(name))
+        else {
+            return Ok(None);
+        };
+        let weight = self.tensor(module, Role::Weight);
+        let Some(weight) = weight.filter(|w| w.shape.len() == 2 && !w.bytes.is_empty()) else {
+            return Ok(None);
+        };
+        let Some(float) = weight.dtype.float_type() else { return Ok(None) };
+        self.check_known(name, module, scheme)?;
+        Ok(Some((weight, float)))
+    }
+
+    /// Refuses a weight with a tensor under its name that changes its meaning, or that nothing says the meaning of.
     fn check_known(&self, name: &str, module: &Module, scheme: &Scheme) -> Result<(), Error> {
+        if let Some(transform) = module.get(Role::Transform).or_else(|| self.schemes.transform(name)) {
+            return Err(Error::Unsupported {
+                module: name.into(),
+                found: format!("`{transform}`, which changes what the weights mean,"),
+                supported: "plain block-scaled weights are",
+            });
+        }
         // Producers have none for mxfp4, and loaders disagree on one that is there.
         let no_scale = matches!(scheme.weights, Weights::Blocks(BlockFormat::Mxfp4));
+        let floats = !self.is_packed_module(name);
+        let is_known = |role: Role| match role {
+            Role::Weight | Role::Bias => true,
+            Role::TensorScale => !no_scale && !floats,
+            _ => !floats,
+        };
         let names = scheme.names.unwrap_or(self.convention.suffixes).iter();
-        let names: Vec<_> = names.filter(|(_, role)| !(no_scale && *role == Role::TensorScale)).collect();
+        let names: Vec<_> = names.filter(|(_, role)| is_known(*role)).collect();
         let role = |tensor: &str| names.iter().find(|(ending, _)| tensor[name.len()..] == **ending);
         let mut unknown = module.tensors().filter(|tensor| role(tensor).is_none());
         let Some(tensor) = unknown.next().or(module.unknown.first().map(String::as_str)) else {
@@ -319,10 +352,11 @@ impl Checkpoint {
         }
     }
 
+    /// The bias of a module of so many rows, or that of an expert where one tensor has so many of them.
     pub(crate) fn bias(
         &self,
         name: &str,
-        stored: &Stored<'_>,
+        (experts, rows): (Option<usize>, usize),
         expert: Option<usize>,
     ) -> Result<Option<Vec<f32>>, Error> {
         const WHAT: &str = "a bias";
@@ -330,15 +364,15 @@ impl Checkpoint {
         self.check_mlp_bias(name, view.as_ref())?;
         let Some(view) = view else { return Ok(None) };
         let values = view.to_f32(WHAT)?;
-        let first = match (stored.experts, expert) {
-            (None, _) if values.len() == stored.rows => 0,
-            (Some(count), Some(e)) if e < count && values.len() == count * stored.rows => e * stored.rows,
+        let first = match (experts, expert) {
+            (None, _) if values.len() == rows => 0,
+            (Some(count), Some(e)) if e < count && values.len() == count * rows => e * rows,
             (experts, _) => {
                 let lead = experts.map_or(String::new(), |e| format!("{e}, "));
-                return Err(view.shape_error(WHAT, format!("[{lead}{}]", stored.rows)));
+                return Err(view.shape_error(WHAT, format!("[{lead}{rows}]")));
             }
         };
-        let values = &values[first..][..stored.rows];
+        let values = &values[first..][..rows];
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
             return Err(Error::BiasValue { tensor: view.name.into(), at: first + at, value: values[at] });
         }

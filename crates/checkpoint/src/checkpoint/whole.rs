@@ -59,15 +59,17 @@ impl Checkpoint {
         mlp: &'a Mlp,
         shared: Option<&'a Mlp>,
     ) -> impl Iterator<Item = Error> + 'a {
-        let stored = |name| self.is_packed_module(name).then(|| self.stored(name).ok()).flatten();
         let projections = [Projection::Gate, Projection::Up, Projection::GateUp, Projection::Down];
         projections.into_iter().filter_map(move |projection| {
-            let shape = |name| stored(name).map(|s| (name, format!("{} [{}, {}]", s.format, s.rows, s.k)));
+            let shape =
+                |name| self.shape(name).map(|(format, rows, k)| (name, format!("{format} [{rows}, {k}]")));
             // One tensor may have all experts.
             let experts = mlp.experts().into_iter().map(Some).chain([None]);
             let mut shapes = experts.filter_map(|expert| shape(mlp.module(expert, projection)?));
             let (first, usual) = shapes.next()?;
-            let end = |name| stored(name).map(|s| if projection == Projection::Down { s.rows } else { s.k });
+            let end = |name| {
+                self.shape(name).map(|(_, rows, k)| if projection == Projection::Down { rows } else { k })
+            };
             let of_shared = shared.and_then(|shared| shared.module(None, projection));
             let of_shared = of_shared.filter(|name| end(name).is_some_and(|found| Some(found) != end(first)));
             let mut others = shapes.filter(|(_, shape)| *shape != usual).chain(of_shared.and_then(shape));

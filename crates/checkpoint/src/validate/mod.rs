@@ -155,7 +155,7 @@ impl Checkpoint {
             None => vec![None],
         };
         for expert in experts {
-            if let Err(e) = self.bias(name, &stored, expert) {
+            if let Err(e) = self.bias(name, (stored.experts, stored.rows), expert) {
                 findings.push(Finding::from(&e));
             }
             match self.checked_scale(name, &stored, expert) {
@@ -228,16 +228,15 @@ impl Checkpoint {
     /// Down takes as many features as gate and up give, and gives as many as they take. Experts are compared with each other elsewhere.
     fn check_down(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
         let first = mlp.experts().first().copied();
-        let Some(down) = mlp.module(first, Projection::Down).filter(|down| self.is_packed_module(down))
-        else {
+        let Some(down) = mlp.module(first, Projection::Down) else { return };
+        let (Some((gate, k, n)), Some((_, rows, of_row))) = (self.sizes(mlp), self.shape(down)) else {
             return;
         };
-        let (Some((gate, k, n)), Ok(stored)) = (self.sizes(mlp), self.stored(down)) else { return };
-        for (what, found, of_gate, expected) in [("K", stored.k, "N", n), ("N", stored.rows, "K", k)] {
+        for (what, found, of_gate, expected) in [("K", of_row, "N", n), ("N", rows, "K", k)] {
             if found != expected {
                 let message =
                     format!("{down}: its {what} is {found}, but the {of_gate} of `{gate}` is {expected}");
-                let value = format!("[{}, {}]", stored.rows, stored.k);
+                let value = format!("[{rows}, {of_row}]");
                 findings.push(Finding::new("layers", down, value, message));
             }
         }

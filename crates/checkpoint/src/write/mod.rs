@@ -56,7 +56,9 @@ impl<'a> LinearOut<'a> {
     /// A layer of a checkpoint under this name, its bias included.
     pub(crate) fn of(module: String, source: LinearSource<'a>) -> Result<Self, Error> {
         let (input_scale, bias) = (source.input_scale()?, source.bias.clone());
-        Ok(Self { module, weight: WeightOut::Stored(source.into()), experts: None, input_scale, bias })
+        let format = source.block_format()?;
+        let weight = WeightOut::Stored(source.into(), format);
+        Ok(Self { module, weight, experts: None, input_scale, bias })
     }
 }
 

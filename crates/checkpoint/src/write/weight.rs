@@ -20,7 +20,7 @@ pub enum WeightOut<'a> {
     /// In memory.
     Matrix(QuantizedMatrix<'a>),
     /// In a checkpoint, from which it is read as it is written.
-    Stored(Box<LinearSource<'a>>),
+    Stored(Box<LinearSource<'a>>, BlockFormat),
 }
 
 impl<'a> From<QuantizedMatrix<'a>> for WeightOut<'a> {
@@ -34,7 +34,7 @@ impl<'a> WeightOut<'a> {
     pub fn rows(&self) -> usize {
         match self {
             Self::Matrix(m) => m.rows(),
-            Self::Stored(source) => source.rows(),
+            Self::Stored(source, _) => source.rows(),
         }
     }
 
@@ -42,7 +42,7 @@ impl<'a> WeightOut<'a> {
     pub fn k(&self) -> usize {
         match self {
             Self::Matrix(m) => m.k(),
-            Self::Stored(source) => source.k(),
+            Self::Stored(source, _) => source.k(),
         }
     }
 
@@ -55,7 +55,7 @@ impl<'a> WeightOut<'a> {
     pub fn format(&self) -> BlockFormat {
         match self {
             Self::Matrix(m) => m.format(),
-            Self::Stored(source) => source.format(),
+            Self::Stored(_, format) => *format,
         }
     }
 
@@ -63,7 +63,7 @@ impl<'a> WeightOut<'a> {
     pub fn tensor_scale(&self) -> GlobalScale {
         match self {
             Self::Matrix(m) => m.global_scale(),
-            Self::Stored(source) => source.tensor_scale,
+            Self::Stored(source, _) => source.tensor_scale,
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> WeightOut<'a> {
     pub fn read(&self) -> Result<Cow<'_, QuantizedMatrix<'a>>, Error> {
         Ok(match self {
             Self::Matrix(m) => Cow::Borrowed(m),
-            Self::Stored(source) => Cow::Owned(source.weight(0..source.rows())?),
+            Self::Stored(source, _) => Cow::Owned(source.blocks(0..source.rows())?),
         })
     }
 
@@ -85,10 +85,10 @@ impl<'a> WeightOut<'a> {
     ) -> Result<(), Error> {
         match self {
             Self::Matrix(m) => each(0, m),
-            Self::Stored(source) => {
+            Self::Stored(source, _) => {
                 let run = (RUN_BYTES / (source.k() / 2)).max(1).next_multiple_of(RUN_ROWS);
                 (0..source.rows()).step_by(run).try_for_each(|first| {
-                    each(first, &source.weight(first..source.rows().min(first + run))?)?;
+                    each(first, &source.blocks(first..source.rows().min(first + run))?)?;
                     source.release();
                     Ok(())
                 })
@@ -147,7 +147,7 @@ impl WeightPart {
         // What is wrong with a stored weight is wrong in the file that it comes from.
         let at_fault = match weight {
             WeightOut::Matrix(_) => file,
-            WeightOut::Stored(source) => source.file(),
+            WeightOut::Stored(source, _) => source.file(),
         };
         let fault = |source| Error::Format { file: at_fault.into(), source };
         if let Self::GgufHeads(heads) = self {

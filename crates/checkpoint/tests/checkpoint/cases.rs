@@ -330,7 +330,7 @@ fn check(case: &Case, line: &str) {
         "is" | "differs" => {
             let (c, w) = (open().unwrap(), weight(words[1], [words[2], words[3], words[4]]));
             let source = source(&c, word).unwrap();
-            let m = source.read().unwrap().weight;
+            let m = source.blocks(0..source.rows()).unwrap();
             assert_eq!(m.format().block_len(), w.block);
             if what == "differs" {
                 return assert_ne!(m.dense_rows(0..m.rows()).0, w.codes);
@@ -344,7 +344,8 @@ fn check(case: &Case, line: &str) {
         }
         "layout" => {
             let c = open().unwrap();
-            let m = source(&c, word).unwrap().read().unwrap().weight;
+            let source = source(&c, word).unwrap();
+            let m = source.blocks(0..source.rows()).unwrap();
             assert_eq!(m.scale_layout().to_string(), pattern);
         }
         "bias" => {

@@ -5,7 +5,7 @@ use crate::common::*;
 use dualgemm_checkpoint::{
     Checkpoint, Dtype, GateUpOrder, GateUpSource, Half, OpenOptions, ScaleOrigin, Which,
 };
-use dualgemm_formats::BlockFormat;
+use dualgemm_gemm::AFormat;
 use serde_json::{Value, json};
 
 fn with_order(order: GateUpOrder) -> OpenOptions {
@@ -33,7 +33,8 @@ fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
             let mlp = expert(&c, 5, e).unwrap();
             Weight::new(10 * e as u64, 64, 64).assert_is(&mlp.gate);
             Weight::new(10 * e as u64 + 1, 64, 64).assert_is(&mlp.up);
-            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&expert_down(&c, 5, e).unwrap().weight);
+            Weight::new(10 * e as u64 + 2, 64, 64)
+                .assert_is(expert_down(&c, 5, e).unwrap().weight.blocks().unwrap());
         }
         let e = expert(&c, 5, 3).unwrap_err().to_string();
         assert_eq!(e, "model.layers.5.block_sparse_moe.experts: no expert 3; there are 0, 1, 2");
@@ -168,7 +169,7 @@ fn scales_say_which_tensor_of_which_file_they_are() {
     }
     let c = mx.open(&defaults()).unwrap();
     let gate = c.gate_up_source(0, Which::Dense).unwrap().gate;
-    assert_eq!((gate.format(), gate.input_scale_from), (BlockFormat::Mxfp4, None));
+    assert_eq!((gate.format(), gate.input_scale_from), (AFormat::Mxfp4, None));
     assert_eq!(gate.tensor_scale_from.to_string(), "1, by format (mxfp4)");
 }
 

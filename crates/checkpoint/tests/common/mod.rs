@@ -128,7 +128,7 @@ pub fn assert_runs(source: &LinearSource<'_>, w: &Weight) {
         let (name, scale) = (part.weight.name(), part.weight.global_scale());
         assert_eq!((name, scale), (&*source.name(), source.tensor_scale));
         assert_eq!(part.bias.as_deref(), source.bias.as_ref().map(|bias| &bias[rows.clone()]));
-        w.rows_at(rows).assert_is(&part.weight);
+        w.rows_at(rows).assert_is(part.weight.blocks().unwrap());
     }
     assert!(source.features(3..3).is_err(), "no features are no matrix");
 }

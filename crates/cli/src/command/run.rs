@@ -4,7 +4,6 @@
 //! Memory holds the weights once: packing reads them from the mapped file and lets go of its pages on the way, and
 //! the reference maps them again after the packed ones are dropped. C is there once too, in its own format.
 
-mod floats;
 pub(super) mod report;
 
 use std::path::PathBuf;
@@ -17,7 +16,7 @@ use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::CpuOptions;
 use dualgemm::device::Device as _;
 use dualgemm::formats::ScaleLayout;
-use dualgemm::gemm::{AFormat, AOperand, Bounded, DualGemmDesc, OutFormat, OutScale};
+use dualgemm::gemm::{AFormat, AOperand, Bounded, OutFormat, OutScale};
 use dualgemm::{AnyDesc, AnyPlan, AnyWeights, GpuId, GpuOptions, OwnedMatrix, Target};
 use dualgemm_bench::{Protocol, Timing};
 
@@ -134,17 +133,14 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         }
     }
     let source = Source::open(activations)?;
-    let report = match floats::weight(&checkpoint, operation) {
-        Some(weight) => floats::run(args, &checkpoint, &weight, &source)?,
-        None => run_blocks(args, &checkpoint, &source, output)?,
-    };
+    let report = report(args, &checkpoint, &source, output)?;
     let right = report.error.as_ref().is_none_or(|e| e.right);
     output.emit(&report)?;
     Ok(right.into())
 }
 
-/// Computes, compares and writes what has its weights in 4 bits.
-fn run_blocks(
+/// What was computed, compared and written.
+fn report(
     args: &RunArgs,
     checkpoint: &Checkpoint,
     source: &Source,
@@ -181,7 +177,7 @@ fn run_blocks(
     let packed = operation.prepack(&plan, routing, &|done| bar.set_position(done as u64))?;
     checkpoint.files().release_pages();
     bar.finish_and_clear();
-    let prepack_us = Some(begin.elapsed().as_secs_f64() * 1e6);
+    let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
     let bar = no_clock.then(|| output.simulation());
     let (c, timing) = multiply((runs, no_clock), (&plan, desc), a, packed, routing)?;
     if let Some(bar) = bar {
@@ -197,21 +193,34 @@ fn run_blocks(
     };
     let error = sample(args.check, m, desc.multiplications_per_row()).map(compare).transpose()?;
     Ok(Report {
+        checkpoint: args.checkpoint.clone(),
+        convention: checkpoint.convention().name,
+        op: args.problem.operation.op.name(),
         layer: operation.layer(),
+        expert: args.problem.layer.expert,
+        module: args.problem.operation.module.clone(),
         between: desc.between(),
         a: given.a.origin.clone(),
+        m,
+        n,
+        k,
+        a_format: desc.first().a_compute(),
+        out_dtype: desc.last().out.name(),
+        device: args.device.to_string(),
         device_name,
         kernel: kernels(&plan),
         threads: plan.products().0.threads(),
         prepack_us,
+        timing,
         simulated: no_clock,
         gflops: (!no_clock).then(|| work.flops / timing.median_us * 1e-3),
         gbps: (!no_clock).then(|| work.bytes / timing.median_us * 1e-3),
         roofline: limits.map(|limits| RooflineReport::new(limits, work, &timing)),
         error,
         basis: given.basis(&args.problem, routing),
-        plan: Some(plan),
-        ..Report::new(args, checkpoint, DualGemmDesc { k, ..*desc.last() }, desc.first().a_compute(), timing)
+        plan,
+        output: args.output.clone(),
+        peak_rss_bytes: machine::peak_rss(),
     })
 }
 

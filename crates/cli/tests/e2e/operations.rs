@@ -20,7 +20,7 @@ pub fn drawn(seed: u64, len: usize) -> Vec<u8> {
 
 /// Weights that stay in floats, as lm_head does, with a bias, against sums in f64 made here.
 #[test]
-fn a_linear_layer_in_floats_is_computed_where_it_lies_close() {
+fn a_linear_layer_in_floats_is_computed_close() {
     let dir = tempfile::tempdir().unwrap();
     let (from, path, c) =
         (dir.path().join("f.safetensors"), dir.path().join("q.safetensors"), dir.path().join("c"));
@@ -41,7 +41,7 @@ fn a_linear_layer_in_floats_is_computed_where_it_lies_close() {
     for (key, want) in [("m", 3), ("n", 40), ("k", 48), ("rows_compared", 3)] {
         assert_eq!(report[key], want, "{report}");
     }
-    assert_eq!((&report["dtype"], &report["right"]), (&"BF16".into(), &true.into()));
+    assert_eq!((&report["matrices"][0]["format"], &report["right"]), (&"bf16 [40, 48]".into(), &true.into()));
     let (x, w, bias) = (tensor(&a, "a"), tensor(&path, "lm_head.weight"), tensor(&path, "lm_head.bias"));
     for (at, found) in tensor(&c, "c").into_iter().enumerate() {
         let (row, n) = (at / 40, at % 40);
@@ -50,7 +50,7 @@ fn a_linear_layer_in_floats_is_computed_where_it_lies_close() {
     }
     let run = [&["run", arg(&path)], &options[..4]].concat();
     let text = text(&run, 0);
-    assert!(text.contains("BF16 [40, 48], read where they lie") && text.contains("right"), "{text}");
+    assert!(text.contains("lm_head.weight, bf16 [40, 48]") && text.contains("right"), "{text}");
 }
 
 /// Routed experts alone, in a file of their own: N, K and the features of down.

@@ -121,13 +121,13 @@ pub(crate) struct Buffer {
 }
 
 /// The number of bf16 that [`tiles`] cut each float of A into, if there may be tiles that take so many rows and this K.
-pub(crate) fn tile_terms(tiles: Tiles, a: AFormat, b: BlockFormat, rows: usize, k: usize) -> Option<usize> {
+pub(crate) fn tile_terms(tiles: Tiles, a: AFormat, b: AFormat, rows: usize, k: usize) -> Option<usize> {
     let terms = match a {
         AFormat::F32 => 3,
         AFormat::F16 => 2,
         AFormat::Bf16 | AFormat::Nvfp4 | AFormat::Mxfp4 => 1,
     };
-    let fits = b == BlockFormat::Nvfp4 && k.is_multiple_of(TILE_K) && rows >= tiles::min_rows(tiles, terms)?;
+    let fits = b == AFormat::Nvfp4 && k.is_multiple_of(TILE_K) && rows >= tiles::min_rows(tiles, terms)?;
     fits.then_some(terms)
 }
 

@@ -61,7 +61,7 @@ impl Kernel {
 
     /// The number of terms of each float if the rows are for [`tiles`].
     fn tile_terms(self, a: &FloatMatrix<'_>, rows: usize) -> Option<usize> {
-        tile_terms(self.isa.tiles, a.float_type().into(), self.format, rows, a.cols())
+        tile_terms(self.isa.tiles, a.float_type().into(), self.format.into(), rows, a.cols())
     }
 
     /// Makes one row of spans that were written alone: they are, if each has one block of digits for each chunk. Otherwise the row is

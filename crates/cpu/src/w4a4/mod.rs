@@ -37,6 +37,7 @@ pub(crate) use activations::{Block, Source};
 pub(crate) use digits::DigitBlock;
 use digits::DigitTask;
 use dualgemm_formats::BlockFormat;
+use dualgemm_gemm::AFormat;
 use kernel::Task;
 use vector::raw_scale_unit;
 pub(crate) use vector::{Vector, scale_unit};
@@ -60,17 +61,17 @@ const CACHED_BLOCKS: usize = 8192;
 pub(crate) const MIN_TILE_ROWS: usize = 48;
 
 /// Whether tiles can hold numbers of these formats.
-fn fit_tiles(a: BlockFormat, b: BlockFormat, k: usize) -> bool {
-    (a, b) == (BlockFormat::Nvfp4, BlockFormat::Nvfp4) && k.is_multiple_of(TILE_K)
+fn fit_tiles(a: AFormat, b: AFormat, k: usize) -> bool {
+    (a, b) == (AFormat::Nvfp4, AFormat::Nvfp4) && k.is_multiple_of(TILE_K)
 }
 
 /// Whether tiles multiply so many rows of a problem.
-pub(crate) fn takes_tiles(isa: Isa, a: BlockFormat, b: BlockFormat, rows: usize, k: usize) -> bool {
+pub(crate) fn takes_tiles(isa: Isa, a: AFormat, b: AFormat, rows: usize, k: usize) -> bool {
     isa.tiles().are_real() && fit_tiles(a, b, k) && rows >= MIN_TILE_ROWS
 }
 
 /// Most rows of a tile for a problem. Tiles of AMX take as many rows as in W4A16, since they widen weights as well.
-pub(crate) fn tile_rows(isa: Isa, a: BlockFormat, b: BlockFormat, k: usize) -> usize {
+pub(crate) fn tile_rows(isa: Isa, a: AFormat, b: AFormat, k: usize) -> usize {
     if isa == Isa::AmxBf16 && fit_tiles(a, b, k) { crate::w4a16::TILE_ROWS } else { TILE_ROWS }
 }
 
@@ -89,7 +90,7 @@ impl Kernel {
     }
 
     /// The same with [`tiles`], where there are tiles and they hold numbers of these formats.
-    pub(crate) fn with_tiles(self, a: BlockFormat, b: BlockFormat, k: usize) -> Self {
+    pub(crate) fn with_tiles(self, a: AFormat, b: AFormat, k: usize) -> Self {
         Self { tiles: fit_tiles(a, b, k) && self.isa.tiles.are_real(), ..self }
     }
 

@@ -160,7 +160,7 @@ fn tiles_give_the_bits_of_w4a16_with_the_same_numbers_exact() {
         let tile = RowTile { group: 0, first_row: 0, rows: m };
         let (mut got, mut want) = (vec![f32::NAN; m * 2 * TILE_COLS], vec![f32::NAN; m * 2 * TILE_COLS]);
 
-        let kernel = Kernel::new(available).with_tiles(BlockFormat::Nvfp4, BlockFormat::Nvfp4, k);
+        let kernel = Kernel::new(available).with_tiles(AFormat::Nvfp4, AFormat::Nvfp4, k);
         let mut blocks = Aligned::zeroed(m * kernel.row_blocks(k / CHUNK_K));
         let (source, tiles) = (Source::Quantized(&a), [tile]);
         let bound = kernel.prepare(&source, None, &tiles, &mut blocks).all(2);

@@ -2,7 +2,7 @@
 
 use dualgemm_cpu::FloatLinear;
 use dualgemm_formats::{Float, FloatType, match_floats};
-use dualgemm_gemm::float_linear_reference;
+use dualgemm_gemm::{Linear, Weight, bounded_reference};
 
 use super::*;
 
@@ -30,7 +30,10 @@ fn every_pair_of_types_is_within_the_bound_of_f64() {
             let mut random = Random((m * n) as u64);
             let a = matrix(&mut random, a_type, m, k);
             let (w, bias) = (matrix(&mut random, w_type, n, k), random.floats(n));
-            let want = float_linear_reference(&a, &w, Some(&bias));
+            let layer =
+                Linear { weight: Weight::Floats("w".into(), w.clone()), bias: Some(bias.clone().into()) };
+            let of_a = AOperand::Float(a.clone());
+            let want = bounded_reference(&Epilogue::default(), &of_a, 0..m, &layer);
             for isa in isas().filter(|isa| !EMULATED || *isa == Isa::best()) {
                 let mut c = vec![f32::NAN; m * n];
                 // A plan for more rows and an earlier run leave nothing behind.

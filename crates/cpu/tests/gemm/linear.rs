@@ -5,7 +5,7 @@ use dualgemm_gemm::{Linear, bounded_reference};
 use super::*;
 
 fn layer(random: &mut Random, format: BlockFormat, n: usize, k: usize) -> Linear<'static> {
-    Linear { weight: random.quantized(format, n, k, 0.03), bias: Some(Cow::Owned(random.floats(n))) }
+    Linear { weight: random.quantized(format, n, k, 0.03).into(), bias: Some(Cow::Owned(random.floats(n))) }
 }
 
 fn desc(a: &AOperand<'_>, layer: &Linear<'_>) -> DualGemmDesc {

@@ -7,7 +7,7 @@ use super::*;
 
 fn linear(random: &mut Random, n: usize, k: usize) -> PackedGateUp {
     let weight = random.quantized(BlockFormat::Nvfp4, n, k, 0.03);
-    PackedGateUp::pack(&Linear { weight, bias: Some(Cow::Owned(random.floats(n))) }).unwrap()
+    PackedGateUp::pack(&Linear { weight: weight.into(), bias: Some(Cow::Owned(random.floats(n))) }).unwrap()
 }
 
 fn plan(m: usize, n: usize, k: usize, a: AFormat, threads: usize) -> CpuGemm {

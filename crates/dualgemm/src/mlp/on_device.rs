@@ -15,6 +15,10 @@ pub(super) fn target(desc: &MlpDesc, target: &Target) -> Result<Target, Error> {
     let Target::Gpu(id, options) = target else { return Ok(target.clone()) };
     let &DualGemmDesc { n, out, .. } = &desc.gate_up;
     let refuse = |found, expected| Err(Error::NotForGpu { tensor: super::BETWEEN, found, expected });
+    if desc.down.b.block_format().is_none() {
+        let (tensor, found) = ("the down projection", desc.down.b.to_string());
+        return Err(Error::NotForGpu { tensor, found, expected: "nvfp4 or mxfp4" });
+    }
     match out {
         OutFormat::F32 => refuse(out.to_string(), "f16, bf16 or nvfp4 (on the command line: --between)"),
         OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => {

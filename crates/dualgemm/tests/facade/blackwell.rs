@@ -171,7 +171,7 @@ fn what_no_tensor_core_multiplies_with_mxfp4_is_said() {
     };
     let wanted =
         "A is mxfp4; GPU kernels take nvfp4, f16 and bf16, and mxfp4 with mxfp4 weights on Blackwell";
-    let mixed = DualGemmDesc { b: BlockFormat::Nvfp4, ..mxfp4_desc(3, 32, 64) };
+    let mixed = DualGemmDesc { b: AFormat::Nvfp4, ..mxfp4_desc(3, 32, 64) };
     assert_eq!(plan(&CARDS[0], &mixed).unwrap_err(), wanted);
     assert_eq!(plan(&GpuId::Sim(SimArch::Sm90a), &mxfp4_desc(3, 32, 64)).unwrap_err(), wanted);
     let floats = DualGemmDesc { a: AFormat::F32, quantize_a: QuantizeA::Dynamic, ..mxfp4_desc(3, 32, 64) };

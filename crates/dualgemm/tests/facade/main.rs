@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 
 use dualgemm::check::{Reference, RowSample};
 use dualgemm::checkpoint::{Checkpoint, OpenOptions, TensorFiles, Which, activations};
-use dualgemm::formats::{BlockFormat, FloatMatrix, Matrix, Producer, QuantizedMatrix, Search, quantize};
+use dualgemm::formats::{
+    BlockFormat, FloatMatrix, FloatType, Matrix, Producer, QuantizedMatrix, Search, quantize,
+};
 use dualgemm::gemm::compare::Element;
 use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut};
 use dualgemm::{DualGemm, PackedWeights, Plan, Rows, Target};

@@ -3,8 +3,8 @@
 use dualgemm::check::{Reference, RowSample};
 use dualgemm::cpu::Team;
 use dualgemm::gemm::{
-    Bounded, GatedMlp, Linear, MlpDesc, OutScale, QuantizeA, RouterWeights, Routing, mixture_reference,
-    mlp_reference,
+    Bounded, GatedMlp, Linear, MlpDesc, OutScale, QuantizeA, RouterWeights, Routing, Weight,
+    mixture_reference, mlp_reference,
 };
 use dualgemm::{Error, MixtureDesc, MixturePlan, MlpPlan, PackedMixture};
 use half::{bf16, f16};
@@ -17,7 +17,10 @@ mod on_a_gpu;
 pub fn mlp(n: usize, k: usize, h: usize, e: usize) -> GatedMlp<'static> {
     let bias = |len: usize| Some((0..len).map(|i| (i as f32).cos()).collect::<Vec<_>>().into());
     let gate_up = GateUp { up_bias: bias(n), ..expert(n, k, e) };
-    GatedMlp { gate_up, down: Linear { weight: quantized("down", h, n, 0.9 + e as f32), bias: bias(h) } }
+    GatedMlp {
+        gate_up,
+        down: Linear { weight: quantized("down", h, n, 0.9 + e as f32).into(), bias: bias(h) },
+    }
 }
 
 pub fn desc(m: usize, [n, k, h]: [usize; 3], a: AFormat, between: OutFormat, out: OutFormat) -> MlpDesc {
@@ -139,6 +142,57 @@ fn mixtures_are_within_the_bounds_of_f64() {
         let mut more = vec![100.0f32; 7 * 48];
         runner.run(&a, routing, &packed, OutputMut::F32(&mut more), true).unwrap();
         assert!(more.iter().zip(&c).all(|(more, c)| *more == 100.0 + c));
+    }
+}
+
+/// Down as recipes leave it, in floats, with its bias.
+fn with_float_down(float: FloatType, mlp: GatedMlp<'static>) -> GatedMlp<'static> {
+    let GatedMlp { gate_up, down: Linear { weight, bias } } = mlp;
+    let (h, n) = (weight.rows(), weight.k());
+    let values = (0..h * n).map(|at| weight.value(at / n, at % n) as f32);
+    let weight = FloatMatrix::rounded("down", float, h, n, values).unwrap();
+    GatedMlp { gate_up, down: Linear { weight: Weight::Floats("down".into(), weight), bias } }
+}
+
+#[test]
+fn down_projections_in_floats_are_within_the_bounds_of_f64() {
+    let ways = [
+        (FloatType::Bf16, AFormat::Bf16, OutFormat::Bf16),
+        (FloatType::Bf16, AFormat::F32, OutFormat::F32),
+        (FloatType::F16, AFormat::Nvfp4, OutFormat::F32),
+        (FloatType::F32, AFormat::F16, OutFormat::F16),
+    ];
+    for (float, a_format, between) in ways {
+        let of = |desc: MlpDesc| MlpDesc::new(desc.gate_up, desc.down.n, float, desc.down.out);
+        for m in [1, 33] {
+            let desc = of(desc(m, [80, 96, 48], a_format, between, OutFormat::F32));
+            let (a, mlp) = (activations(a_format, m, 96), with_float_down(float, mlp(80, 96, 48, 1)));
+            let plan = MlpPlan::new(&desc, &Target::default()).unwrap();
+            let (packed, mut runner) = (plan.prepack(&mlp).unwrap(), plan.runner(1).unwrap());
+            let mut c = vec![f32::NAN; m * 48];
+            runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
+            assert_within(&c, &mlp_reference(&desc, &a, 0..m, &mlp), &plan.to_string());
+        }
+        let desc = mixture(7, a_format, between, OutFormat::F32, RouterWeights::Output);
+        let desc = MixtureDesc { mlp: of(desc.mlp), ..desc };
+        let all = experts().into_iter().map(|mlp| mlp.map(|mlp| with_float_down(float, mlp)));
+        let (a, all, weights) = (activations(a_format, 7, 64), all.collect::<Vec<_>>(), weights());
+        let routing = Routing { ids: &IDS, weights: &weights };
+        let plan = MixturePlan::new(&desc, &Target::default()).unwrap();
+        let mut c = vec![f32::NAN; 7 * 48];
+        plan.runner().unwrap().run(&a, routing, &packed(&plan, &all), OutputMut::F32(&mut c), false).unwrap();
+        let want = mixture_reference(&desc.mlp, RouterWeights::Output, &a, routing, &all);
+        assert_within(&c, &want, &plan.to_string());
+        // An expert of another format than the plan's is refused, and so is what nothing multiplies.
+        let mixed = plan.prepack(experts().into_iter().map(Ok::<_, Error>), None).unwrap_err().to_string();
+        assert_eq!(mixed, format!("down is nvfp4 [48, 32]; the problem asks for {float} [48, 32]"));
+        let gate_up = DualGemmDesc { out: nvfp4(OutScale::Dynamic), ..desc.mlp.gate_up };
+        let quantized = MlpDesc::new(gate_up, 48, float, OutFormat::F32);
+        let message = MlpPlan::new(&quantized, &Target::default()).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            format!("A is nvfp4; the problem asks for floats that stay so, by one matrix in {float}")
+        );
     }
 }
 

@@ -53,7 +53,7 @@ impl<'l> Case<'l> {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("quantize", "dynamic") => desc.quantize_a = QuantizeA::Dynamic,
                 ("quantize", scale) => desc.quantize_a = QuantizeA::Static(parse(scale)),
-                ("weights", "mxfp4") => desc.b = BlockFormat::Mxfp4,
+                ("weights", "mxfp4") => desc.b = AFormat::Mxfp4,
                 ("alphas", "") => (desc.epilogue.alpha_gate, desc.epilogue.alpha_up) = (0.5, -2.0),
                 ("swigluoai", "") => desc.epilogue.activation = Activation::SWIGLU_OAI,
                 ("groups", number) => options.groups = parse(number),
@@ -129,8 +129,8 @@ impl<'l> Case<'l> {
         let (gate_bias, up_bias) = (bias("gate-bias"), bias("up-bias"));
         let number = usize::from(gate_bias.is_some() || up_bias.is_some());
         let pair = match desc.b {
-            BlockFormat::Nvfp4 => expert(n, k, number),
-            BlockFormat::Mxfp4 => mxfp4_pair(n, k, number),
+            AFormat::Mxfp4 => mxfp4_pair(n, k, number),
+            _ => expert(n, k, number),
         };
         let a = match desc.a {
             AFormat::Mxfp4 => AOperand::Quantized(mxfp4("a", m, k, 0.37)),

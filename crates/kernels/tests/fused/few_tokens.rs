@@ -64,7 +64,7 @@ fn rows_in_bf16_of_any_size_are_right_close() {
             (0..m).flat_map(|row| (0..k).map(move |at| bf16::from_f32(value(row, at)))).collect::<Vec<_>>();
         let a = AOperand::Float(FloatMatrix::Bf16(Matrix::new("A", m, k, a).unwrap()));
         let found = run(&*gpu(&config), (config, &variant), &a, &weights, (&[], 1));
-        let layer = Linear { weight: weights[0].gate.clone(), bias: None };
+        let layer = Linear::new(weights[0].gate.clone());
         let want = bounded_reference(&Epilogue::default(), &a, 0..m, &layer);
         for (at, (got, want)) in found.values.iter().zip(&want).enumerate() {
             assert!((f64::from(*got) - want.value).abs() <= want.error, "{tokens}, {at}: {got:e}, {want:?}");

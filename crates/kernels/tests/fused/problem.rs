@@ -171,7 +171,7 @@ fn wanted(variant: &Variant, a: &AOperand<'_>, weights: &[GateUp<'_>], sizes: &[
         first = rows.end;
         want.extend(match variant.products {
             Products::Linear => {
-                let layer = Linear { weight: pair.gate.clone(), bias: pair.gate_bias.clone() };
+                let layer = Linear { weight: pair.gate.clone().into(), bias: pair.gate_bias.clone() };
                 bounded_reference(&epilogue, a, rows, &layer)
             }
             _ => bounded_reference(&epilogue, a, rows, pair),

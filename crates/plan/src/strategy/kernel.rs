@@ -2,7 +2,7 @@
 //! A is brought into the kernel's form before it, and behind it stands what a C needs whose dynamic scale needs all of it.
 
 use dualgemm_device::DeviceInfo;
-use dualgemm_formats::{BlockFormat, FloatType};
+use dualgemm_formats::FloatType;
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, OutFormat, OutScale, QuantizeA};
 use dualgemm_kernels::fused::Config;
 use dualgemm_kernels::parts::format::Formats;
@@ -132,7 +132,7 @@ pub(super) const PLAIN: OfKernel = OfKernel {
         if compute_type(desc) != Ok(FloatType::F16) || desc.quantize_a != QuantizeA::No {
             return Err(format!("A is {}, or quantized on the way in; it takes f16 and nvfp4", desc.a));
         }
-        if desc.b != BlockFormat::Nvfp4 || !desc.k.is_multiple_of(32) {
+        if desc.b != AFormat::Nvfp4 || !desc.k.is_multiple_of(32) {
             let found = format!("B is {} with K = {}", desc.b, desc.k);
             return Err(format!("{found}; it takes nvfp4 with K a multiple of 32"));
         }
@@ -166,7 +166,7 @@ pub(super) const FP8: OfKernel = OfKernel {
         if desc.quantize_a != QuantizeA::No {
             return Err("A is quantized to nvfp4 on the way in; it rounds A to e4m3 itself".into());
         }
-        if desc.b != BlockFormat::Nvfp4 {
+        if desc.b != AFormat::Nvfp4 {
             return Err(format!("B is {}; it takes nvfp4", desc.b));
         }
         problem.check_c()?;
@@ -302,10 +302,10 @@ fn native(problem: &Problem<'_>) -> Result<Vec<Configs>, String> {
         }
     };
     let formats = match (desc.a_compute(), desc.b) {
-        (AFormat::Nvfp4, BlockFormat::Nvfp4) => Some(Formats::NVFP4),
-        (AFormat::Mxfp4, BlockFormat::Mxfp4) => Some(Formats::MXFP4),
-        (AFormat::F16, BlockFormat::Nvfp4) if sm100 => Some(Formats::Wide(HalfFormat::F16)),
-        (AFormat::Bf16, BlockFormat::Nvfp4) if sm100 => Some(Formats::Wide(HalfFormat::Bf16)),
+        (AFormat::Nvfp4, AFormat::Nvfp4) => Some(Formats::NVFP4),
+        (AFormat::Mxfp4, AFormat::Mxfp4) => Some(Formats::MXFP4),
+        (AFormat::F16, AFormat::Nvfp4) if sm100 => Some(Formats::Wide(HalfFormat::F16)),
+        (AFormat::Bf16, AFormat::Nvfp4) if sm100 => Some(Formats::Wide(HalfFormat::Bf16)),
         _ => None,
     };
     let Some(formats) = formats.filter(|_| desc.k.is_multiple_of(32)) else {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dualgemm_cuda::{Cuda, Event, Graph, HalfType, Matmul, OwnedStream};
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error as DeviceError, LaunchSpec, Stream};
-use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, ScaleLayout};
+use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, OutFormat, QuantizeA};
 use dualgemm_kernels::generic::expand::Expand;
 use dualgemm_kernels::generic::quantize::Out;
@@ -140,7 +140,7 @@ impl Strategy for OfLibrary {
 /// Whether a problem is one for the library.
 fn supports(desc: &DualGemmDesc) -> Result<(), String> {
     compute_type(desc)?;
-    if desc.b != BlockFormat::Nvfp4 {
+    if desc.b != AFormat::Nvfp4 {
         return Err(format!("the weights are {}; it dequantizes nvfp4", desc.b));
     }
     if desc.quantize_a == QuantizeA::Dynamic {
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn its_nvfp4_is_for_blackwell_with_rows_at_multiples_of_16_bytes() {
         let info = |major, minor| DeviceInfo { name: "card".into(), arch: Arch { major, minor }, ..h100() };
-        let desc = |a, n, k| DualGemmDesc::new(64, n, k, a, BlockFormat::Nvfp4);
+        let desc = |a, n, k| DualGemmDesc::new(64, n, k, a, AFormat::Nvfp4);
         let ask =
             |desc: &DualGemmDesc, info: &DeviceInfo| NVFP4.kernels(desc, 1, info).map_err(|e| e.to_string());
         assert!(ask(&desc(AFormat::Nvfp4, 128, 256), &info(10, 0)).is_ok());

@@ -51,7 +51,7 @@ pub(super) fn desc(args: &BenchArgs, shape: Shape, a: AFormat) -> AnyDesc {
     let (experts, top_k) = args.mixture();
     let layer = LayerShape {
         op: if args.op == OpArg::Linear { Operation::Linear } else { Operation::GateUp },
-        down: matches!(args.op, OpArg::Mlp | OpArg::Moe).then_some((k, BlockFormat::Nvfp4)),
+        down: matches!(args.op, OpArg::Mlp | OpArg::Moe).then_some((k, AFormat::Nvfp4)),
         experts: (args.op == OpArg::Moe).then_some((experts, RouterWeights::Output)),
         ..LayerShape::gate_up(n, k, BlockFormat::Nvfp4)
     };

@@ -6,15 +6,12 @@ use std::time::Duration;
 
 use dualgemm::AnyPlan;
 use dualgemm::check::RowSample;
-use dualgemm::checkpoint::Checkpoint;
-use dualgemm::gemm::{AFormat, Comparison, DualGemmDesc, OutFormat, OutScale};
+use dualgemm::gemm::{AFormat, Comparison, OutFormat, OutScale};
 use dualgemm_bench::report::above_the_limit;
 use dualgemm_bench::{Bound, Timing, Work};
 use serde::Serialize;
 
-use super::RunArgs;
 use crate::limits::Limits;
-use crate::machine;
 use crate::report::{Bytes, Time};
 use crate::scales::{Basis, labelled};
 use crate::tolerance::{Statement, Tolerance};
@@ -29,9 +26,6 @@ pub struct Report {
     pub expert: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub module: Option<String>,
-    /// Of weights in floats.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dtype: Option<String>,
     #[serde(flatten)]
     pub basis: Basis,
     /// Format between gate/up and the down projection.
@@ -48,18 +42,14 @@ pub struct Report {
     pub device_name: String,
     pub kernel: String,
     pub threads: usize,
-    /// None of weights in floats, which are read where they lie.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub plan: Option<AnyPlan>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prepack_us: Option<f64>,
+    pub plan: AnyPlan,
+    pub prepack_us: f64,
     #[serde(flatten)]
     pub timing: Timing,
     /// A simulated GPU has no clock: the time is this machine's, and says nothing about a card.
     pub simulated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gflops: Option<f64>,
-    /// Of weights in floats, these alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbps: Option<f64>,
     #[serde(flatten)]
@@ -68,50 +58,6 @@ pub struct Report {
     pub error: Option<ErrorReport>,
     pub output: Option<PathBuf>,
     pub peak_rss_bytes: Option<u64>,
-}
-
-impl Report {
-    /// What the arguments say, and the shape that was computed: `desc` is the product that writes C, with the K of A.
-    pub fn new(
-        args: &RunArgs,
-        checkpoint: &Checkpoint,
-        desc: DualGemmDesc,
-        a_format: AFormat,
-        timing: Timing,
-    ) -> Self {
-        let DualGemmDesc { m, n, k, out, .. } = desc;
-        Self {
-            checkpoint: args.checkpoint.clone(),
-            convention: checkpoint.convention().name,
-            op: args.problem.operation.op.name(),
-            layer: None,
-            expert: args.problem.layer.expert,
-            module: args.problem.operation.module.clone(),
-            dtype: None,
-            basis: Basis::default(),
-            between: None,
-            a: String::new(),
-            m,
-            n,
-            k,
-            a_format,
-            out_dtype: out.name(),
-            device: args.device.to_string(),
-            device_name: String::new(),
-            kernel: String::new(),
-            threads: 0,
-            plan: None,
-            prepack_us: None,
-            timing,
-            simulated: false,
-            gflops: None,
-            gbps: None,
-            roofline: None,
-            error: None,
-            output: args.output.clone(),
-            peak_rss_bytes: machine::peak_rss(),
-        }
-    }
 }
 
 #[derive(Debug, Serialize)]
@@ -158,26 +104,19 @@ impl fmt::Display for Report {
         };
         let op = if self.op == "gate-up" { String::new() } else { format!("{} of ", self.op) };
         writeln!(f, "{op}{of}{expert} of {} ({})", self.checkpoint.display(), self.convention)?;
-        let Self { dtype, basis, m, n, k, out_dtype, .. } = self;
-        if let Some(dtype) = dtype {
-            labelled(f, "weights", format!("{dtype} [{n}, {k}], read where they lie"))?;
-        }
+        let Self { basis, m, n, out_dtype, .. } = self;
         basis.write(f, &self.a)?;
-        match &self.plan {
-            Some(plan) => labelled(f, "plan", plan)?,
-            None => labelled(f, "kernel", format!("{}, {} threads", self.kernel, self.threads))?,
-        }
+        labelled(f, "plan", &self.plan)?;
         let Timing { median_us, p10_us, p90_us, runs } = self.timing;
         let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
-        let packing = self.prepack_us.map_or(String::new(), |us| format!("; packing {}", time(us)));
-        let of = if dtype.is_some() { " of weights" } else { "" };
+        let packing = format!("; packing {}", time(self.prepack_us));
         match self.gflops.zip(self.gbps) {
             Some((gflops, gbps)) => {
                 let spread = match runs {
                     1 => "one run".into(),
                     _ => format!("median of {runs}, 80 % within {} to {}", time(p10_us), time(p90_us)),
                 };
-                let rates = format!("{gflops:.1} GFLOP/s, {gbps:.1} GB/s{of}");
+                let rates = format!("{gflops:.1} GFLOP/s, {gbps:.1} GB/s");
                 labelled(f, "time", format!("{} ({spread}), {rates}{packing}", time(median_us)))?;
             }
             None => labelled(f, "simulated", format!("in {} on this machine{packing}", time(median_us)))?,
@@ -196,7 +135,7 @@ impl fmt::Display for Report {
             None => labelled(f, "check", "not compared")?,
         }
         if let Some(path) = &self.output {
-            let scale = match self.plan.as_ref().map_or(OutFormat::F32, |plan| plan.last().desc().out) {
+            let scale = match self.plan.last().desc().out {
                 OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => {
                     format!(", tensor scale {scale:e} of the down projection,")
                 }
