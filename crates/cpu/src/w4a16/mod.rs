@@ -40,9 +40,9 @@ mod few_rows;
 mod kernel;
 mod many_rows;
 #[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
+mod neon;
 mod pairs;
-pub(crate) mod portable;
+mod portable;
 mod preparation;
 mod split;
 #[cfg(test)]

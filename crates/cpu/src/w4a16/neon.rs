@@ -17,7 +17,7 @@ use crate::w4a4::scale_unit;
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
-pub(crate) struct Lanes(pub(crate) [float32x4_t; 2]);
+pub(crate) struct Lanes([float32x4_t; 2]);
 
 /// The low or the high bytes (`shift` 16 or 24) of the f32 values of twice the codes, whose lower half is zero.
 const fn code_bytes(shift: u32) -> [u8; 16] {

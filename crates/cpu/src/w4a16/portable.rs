@@ -15,25 +15,7 @@ use crate::pack::{PANEL, SCALES, UP_CODES, unpack_scale};
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
-pub(crate) struct Lanes<const FUSED: bool>(pub(crate) [f32; 8]);
-
-/// The scales of eight features of a chunk, times `unit`.
-///
-/// # Safety
-/// `chunk` points to a chunk of a panel.
-#[inline(always)]
-pub(crate) unsafe fn scales<const FUSED: bool>(
-    chunk: *const u8,
-    column: usize,
-    format: BlockFormat,
-    unit: f32,
-) -> Lanes<FUSED> {
-    Lanes(std::array::from_fn(|feature| {
-        // SAFETY: inside the chunk's 32 scale bytes.
-        let byte = unsafe { *chunk.add(SCALES + column + feature) };
-        unpack_scale(format, byte) * unit
-    }))
-}
+pub(crate) struct Lanes<const FUSED: bool>([f32; 8]);
 
 impl<const FUSED: bool> Vector for Lanes<FUSED> {
     const LANES: usize = 8;
@@ -54,8 +36,11 @@ impl<const FUSED: bool> Vector for Lanes<FUSED> {
 
     #[inline(always)]
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
-        // SAFETY: reads the scales of the chunk, to which `chunk` points.
-        unsafe { scales(chunk, column, format, scale_factor(format)) }
+        Self(std::array::from_fn(|feature| {
+            // SAFETY: inside the chunk's 32 scale bytes.
+            let byte = unsafe { *chunk.add(SCALES + column + feature) };
+            unpack_scale(format, byte) * scale_factor(format)
+        }))
     }
 
     #[inline(always)]

@@ -8,6 +8,7 @@ use super::digits::{self, DIGITS, DigitBlock, DigitTask};
 use super::pipelined;
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, chunk_readers, in_order, x86_vector};
+use crate::fetch::AHEAD;
 use crate::isa::{Avx2, AvxVnni, compiled_for, unsafe_methods};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 
@@ -22,9 +23,10 @@ in_order!(Avx2, __m256i, ymm_reg);
 
 // `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
 x86_vector! {
-    Avx2, __m256i, __m256;
+    Avx2, lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
-    broadcast: _mm256_set1_epi32;
+    broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
+    mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
     dots: |sums, weights, a| {
         let dots = in_order(weights.map(|weights| _mm256_maddubs_epi16(weights, a)));
         in_order([_mm256_add_epi16(sums[0], dots[0]), _mm256_add_epi16(sums[1], dots[1])])
@@ -39,9 +41,10 @@ x86_vector! {
 
 // `vpdpbusd`: i32 sums, one lane per feature.
 x86_vector! {
-    AvxVnni, __m256i, __m256;
+    AvxVnni, lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
-    broadcast: _mm256_set1_epi32;
+    broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
+    mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
     dots: |sums, weights, a| in_order([
         _mm256_dpbusd_avx_epi32(sums[0], weights[0], a),
         _mm256_dpbusd_avx_epi32(sums[1], weights[1], a),

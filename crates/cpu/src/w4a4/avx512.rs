@@ -12,10 +12,10 @@ use super::digits::{self, DIGITS, DigitBlock, DigitTask};
 use super::kernel::{Pass, dots};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, chunk_readers, in_order, x86_vector};
+use crate::fetch::AHEAD_AVX512;
 use crate::isa::{AmxBf16, Avx512, Avx512Bf16, Avx512Vnni, compiled_for, unsafe_methods};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
-use crate::w4a16::Vector as _;
 
 chunk_readers! {
     __m512i, __m512;
@@ -81,7 +81,7 @@ unsafe fn rows_by_table<V: Vector<Sums = __m512i, Floats = __m512>>(
             for (v, dots) in dots::<V>(block, &pass.weights).into_iter().enumerate() {
                 let product = _mm512_castsi512_ps(_mm512_add_epi32((*row)[v], _mm512_set1_epi32(scale)));
                 let to = sums.add(v * V::LANES);
-                V::Floats::store(to, V::Floats::mul_add(V::floats(dots), product, V::Floats::load(to)));
+                V::store(to, V::mul_add(V::floats(dots), product, V::load(to)));
             }
             (block, sums) = (block.add(1), sums.add(TILE_COLS));
         }
@@ -91,9 +91,10 @@ unsafe fn rows_by_table<V: Vector<Sums = __m512i, Floats = __m512>>(
 
 // `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
 x86_vector! {
-    Avx512, __m512i, __m512;
+    Avx512, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
-    broadcast: _mm512_set1_epi32;
+    broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
+    mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
     dots: |sums, weights, a| [
         _mm512_add_epi16(sums[0], _mm512_maddubs_epi16(weights[0], a)),
         _mm512_add_epi16(sums[1], _mm512_maddubs_epi16(weights[1], a)),
@@ -110,9 +111,10 @@ x86_vector! {
 macro_rules! vnni_vector {
     ($($isa:ident $weights:ident $(rows: $rows:literal)? $(first_rows: $first_rows:path)?;)*) => {$(
         x86_vector! {
-            $isa, __m512i, __m512 $(, rows: $rows)?;
+            $isa, lanes: 16, $(rows: $rows,)? ahead: AHEAD_AVX512, __m512i, __m512;
             weights: $weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
-            broadcast: _mm512_set1_epi32;
+            broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
+            mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
             dots: |sums, weights, a| in_order([
                 _mm512_dpbusd_epi32(sums[0], weights[0], a),
                 _mm512_dpbusd_epi32(sums[1], weights[1], a),

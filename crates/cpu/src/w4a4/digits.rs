@@ -20,7 +20,6 @@ use crate::isa::{InstructionSet, Work};
 use crate::lanes::{map, reduce};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
-use crate::w4a16::Vector as _;
 
 /// The value that a 1 in each digit stands for. All are 16-bit integers, which `vpmaddwd` needs; 256² would not be.
 #[cfg(any(test, target_arch = "x86_64"))]
@@ -160,7 +159,7 @@ unsafe fn streams<V: Vector, const PANELS: usize>(task: &DigitTask, blocks: &[Di
     let vectors = TILE_COLS / V::LANES;
     // SAFETY: the task has `PANELS` panels and their sums, and every panel has the chunk of each block; column < 32.
     unsafe {
-        let mut accumulators = [[V::Floats::splat(&0.0); 4]; PANELS];
+        let mut accumulators = [[V::splat(&0.0); 4]; PANELS];
         let ahead = Ahead::new(V::AHEAD / STREAMS, task.panel_stride, PANELS, task.left);
         for block in blocks {
             for (p, accumulators) in accumulators.iter_mut().enumerate() {
@@ -180,7 +179,7 @@ unsafe fn streams<V: Vector, const PANELS: usize>(task: &DigitTask, blocks: &[Di
         }
         for (p, accumulators) in accumulators.iter().enumerate() {
             for (v, &accumulator) in accumulators.iter().enumerate().take(vectors) {
-                V::Floats::store(task.sums.add(p * TILE_COLS + v * V::LANES), accumulator);
+                V::store(task.sums.add(p * TILE_COLS + v * V::LANES), accumulator);
             }
         }
     }
@@ -230,7 +229,7 @@ pub(super) unsafe fn finish_pair<V: Vector>(
         for (digit, sums) in sums_of_digits.iter().enumerate().rev() {
             joined = [V::join(joined[0], sums[0], digit), V::join(joined[1], sums[1], digit)];
         }
-        let scale = V::Floats::splat(&block.scale);
+        let scale = V::splat(&block.scale);
         for (v, (sum, joined)) in sums.iter_mut().zip(joined).enumerate() {
             let scales = V::raw_scales(chunk, column + v * V::LANES, format);
             *sum = add_scaled::<V>(format, V::joined_floats(joined), scale, scales, *sum);

@@ -30,7 +30,7 @@ use crate::fetch::{Ahead, fetch};
 use crate::isa::{InstructionSet, Work};
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
-use crate::w4a16::{Vector as _, for_rows, groups};
+use crate::w4a16::{for_rows, groups};
 
 /// Panels that [`one_row`] reads at once: 14 % faster from DRAM than one on a single Zen 3 core.
 pub(super) const STREAMS: usize = 4;
@@ -119,7 +119,7 @@ unsafe fn one_row<V: Vector, const PANELS: usize>(
     unsafe {
         let at = |panel: usize, v: usize| sums.add(panel * TILE_COLS + v * V::LANES);
         let mut accumulators: [[V::Floats; 4]; PANELS] =
-            std::array::from_fn(|panel| std::array::from_fn(|v| V::Floats::load(at(panel, v % vectors))));
+            std::array::from_fn(|panel| std::array::from_fn(|v| V::load(at(panel, v % vectors))));
         let ahead = Ahead::new(V::AHEAD / PANELS, task.panel_stride, PANELS, left);
         for c in 0..task.chunks {
             let block = blocks.add(c);
@@ -132,7 +132,7 @@ unsafe fn one_row<V: Vector, const PANELS: usize>(
                     let dots = dots::<V>(block, &weights);
                     for (v, (accumulator, dots)) in pair.iter_mut().zip(dots).enumerate() {
                         let scales = V::scales(chunk, column + v * V::LANES, task.format);
-                        let scale = V::Floats::splat((&raw const (*block).scale).cast());
+                        let scale = V::splat((&raw const (*block).scale).cast());
                         *accumulator =
                             add_scaled::<V>(task.format, V::floats(dots), scale, scales, *accumulator);
                     }
@@ -141,7 +141,7 @@ unsafe fn one_row<V: Vector, const PANELS: usize>(
         }
         for (panel, accumulators) in accumulators.iter().enumerate() {
             for (v, &accumulator) in accumulators.iter().enumerate().take(vectors) {
-                V::Floats::store(at(panel, v), accumulator);
+                V::store(at(panel, v), accumulator);
             }
         }
     }
@@ -164,8 +164,8 @@ pub(super) unsafe fn add_scaled<V: Vector>(
     // SAFETY: arithmetic in registers needs the instruction set alone.
     unsafe {
         match format {
-            BlockFormat::Nvfp4 => V::Floats::mul_add(dots, V::Floats::mul(scale, scales), sum),
-            BlockFormat::Mxfp4 => V::Floats::mul_add(V::Floats::mul(dots, scale), scales, sum),
+            BlockFormat::Nvfp4 => V::mul_add(dots, V::mul(scale, scales), sum),
+            BlockFormat::Mxfp4 => V::mul_add(V::mul(dots, scale), scales, sum),
         }
     }
 }
@@ -251,9 +251,9 @@ unsafe fn group_of_rows<V: Vector, const ROWS: usize>(
     // SAFETY: `groups_of_rows` passes the first of `ROWS` blocks of each chunk, and of as many rows of sums.
     unsafe {
         let at = |row: usize, v: usize| to.add(row * TILE_COLS + v * V::LANES);
-        let mut sums = [[V::Floats::splat(&0.0); 2]; ROWS];
+        let mut sums = [[V::splat(&0.0); 2]; ROWS];
         for (row, sums) in sums.iter_mut().enumerate() {
-            *sums = [V::Floats::load(at(row, 0)), V::Floats::load(at(row, 1))];
+            *sums = [V::load(at(row, 0)), V::load(at(row, 1))];
         }
         for pass in passes {
             let mut dots = [[V::start(&0); 2]; ROWS];
@@ -267,7 +267,7 @@ unsafe fn group_of_rows<V: Vector, const ROWS: usize>(
                 }
             }
             for (row, (sums, dots)) in sums.iter_mut().zip(dots).enumerate() {
-                let scale = V::Floats::splat((&raw const (*blocks.add(row)).scale).cast());
+                let scale = V::splat((&raw const (*blocks.add(row)).scale).cast());
                 for ((sum, dots), scales) in sums.iter_mut().zip(dots).zip(pass.scales) {
                     *sum = add_scaled::<V>(task.format, V::floats(dots), scale, scales, *sum);
                 }
@@ -276,7 +276,7 @@ unsafe fn group_of_rows<V: Vector, const ROWS: usize>(
         }
         for (row, sums) in sums.into_iter().enumerate() {
             for (v, sum) in sums.into_iter().enumerate() {
-                V::Floats::store(at(row, v), sum);
+                V::store(at(row, v), sum);
             }
         }
     }
@@ -324,8 +324,8 @@ impl<V: Vector> Pass<V> {
         let Self { scales: [left, right], .. } = self;
         // SAFETY: arithmetic in registers needs the instruction set alone, and `splat` reads a reference.
         unsafe {
-            let factor = V::Floats::splat(&factor);
-            Self { scales: [V::Floats::mul(left, factor), V::Floats::mul(right, factor)], ..self }
+            let factor = V::splat(&factor);
+            Self { scales: [V::mul(left, factor), V::mul(right, factor)], ..self }
         }
     }
 
@@ -352,21 +352,17 @@ impl<V: Vector> Pass<V> {
             for (v, dots) in dots::<V>(block, &self.weights).into_iter().enumerate() {
                 let to = sums.add(v * V::LANES);
                 let sum = if INTEGERS {
-                    V::Floats::mul_add(
-                        V::scaled_floats(dots, scale.cast()),
-                        self.scales[v],
-                        V::Floats::load(to),
-                    )
+                    V::mul_add(V::scaled_floats(dots, scale.cast()), self.scales[v], V::load(to))
                 } else {
                     add_scaled::<V>(
                         self.format,
                         V::floats(dots),
-                        V::Floats::splat(scale.cast()),
+                        V::splat(scale.cast()),
                         self.scales[v],
-                        V::Floats::load(to),
+                        V::load(to),
                     )
                 };
-                V::Floats::store(to, sum);
+                V::store(to, sum);
             }
         }
     }

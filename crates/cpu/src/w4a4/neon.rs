@@ -16,10 +16,10 @@ use super::activations::Block;
 use super::digits::{self, DigitBlock, DigitTask};
 use super::kernel::Pass;
 use super::vector::Vector;
+use crate::fetch::AHEAD;
 use crate::isa::{Neon, NeonBf16, NeonDot, NeonI8mm, compiled_for};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
-use crate::w4a16::neon::Lanes;
 
 /// Products of bytes.
 ///
@@ -170,10 +170,12 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
 }
 
 impl<D: Dot> Vector for D {
+    const LANES: usize = 8;
+    const AHEAD: usize = AHEAD;
     type Quads = [int8x16_t; 2];
     type Quad = int8x16_t;
     type Sums = [D::Sums; 2];
-    type Floats = Lanes;
+    type Floats = [float32x4_t; 2];
 
     fn bias_word(_sum: i32) -> i32 {
         0
@@ -205,13 +207,13 @@ impl<D: Dot> Vector for D {
     #[inline(always)]
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self::Floats {
         // SAFETY: both demand the same of the chunk.
-        Lanes(unsafe { scales(chunk, column, format) })
+        unsafe { scales(chunk, column, format) }
     }
 
     #[inline(always)]
     unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self::Floats {
         // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
-        Lanes(unsafe { scale_bits(chunk, column, format).map(|bits| vreinterpretq_f32_u32(bits)) })
+        unsafe { scale_bits(chunk, column, format).map(|bits| vreinterpretq_f32_u32(bits)) }
     }
 
     #[inline(always)]
@@ -274,7 +276,7 @@ impl<D: Dot> Vector for D {
     #[inline(always)]
     unsafe fn floats(sums: Self::Sums) -> Self::Floats {
         // SAFETY: the caller's machine has the instruction set.
-        Lanes(unsafe { sums.map(|sums| vcvtq_f32_s32(D::total(sums))) })
+        unsafe { sums.map(|sums| vcvtq_f32_s32(D::total(sums))) }
     }
 
     const SCALES_INTEGERS: bool = false;
@@ -282,7 +284,7 @@ impl<D: Dot> Vector for D {
     #[inline(always)]
     unsafe fn scaled_floats(sums: Self::Sums, scale: *const i32) -> Self::Floats {
         // SAFETY: the caller's machine has the instruction set, and `scale` points to a word.
-        Lanes(unsafe { sums.map(|sums| vcvtq_f32_s32(vmulq_n_s32(D::total(sums), *scale >> 16))) })
+        unsafe { sums.map(|sums| vcvtq_f32_s32(vmulq_n_s32(D::total(sums), *scale >> 16))) }
     }
 
     type Joined = [int32x4_t; 2];
@@ -314,13 +316,46 @@ impl<D: Dot> Vector for D {
     #[inline(always)]
     unsafe fn joined_floats(joined: Self::Joined) -> Self::Floats {
         // SAFETY: every ARM64 processor has NEON.
-        Lanes(unsafe { joined.map(|joined| vcvtq_f32_s32(joined)) })
+        unsafe { joined.map(|joined| vcvtq_f32_s32(joined)) }
     }
 
     #[inline(always)]
     unsafe fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]) {
         // SAFETY: both demand the same of the task and of the blocks.
         unsafe { digits::multiply_blocks::<Self>(task, blocks) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: *const f32) -> Self::Floats {
+        // SAFETY: the trait has `value` point to an f32.
+        unsafe { [vld1q_dup_f32(value); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        // SAFETY: every ARM64 processor has NEON.
+        unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats {
+        // SAFETY: every ARM64 processor has NEON.
+        unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self::Floats {
+        // SAFETY: the trait has `from` point to `LANES` values, eight.
+        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: Self::Floats) {
+        // SAFETY: the trait has `to` point to room for `LANES` values, eight.
+        unsafe {
+            vst1q_f32(to, value[0]);
+            vst1q_f32(to.add(4), value[1]);
+        }
     }
 }
 
@@ -368,7 +403,7 @@ unsafe fn multiply_pairs<D: Dot>(pass: &Pass<D>, pairs: usize, blocks: *const Bl
             })
         });
         let scales: [[float32x4_t; 2]; 4] = std::array::from_fn(|four| {
-            let scales = vreinterpretq_f64_f32(pass.scales[four / 2].0[four % 2]);
+            let scales = vreinterpretq_f64_f32(pass.scales[four / 2][four % 2]);
             [
                 vreinterpretq_f32_f64(vzip1q_f64(scales, scales)),
                 vreinterpretq_f32_f64(vzip2q_f64(scales, scales)),

@@ -26,7 +26,6 @@ use crate::fetch::fetch;
 use crate::isa::compiled_for;
 use crate::pack::{CHUNK, CHUNK_K, PANEL, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
-use crate::w4a16::Vector as _;
 
 /// How many bytes ahead of their use weights of each panel are fetched: further than in loops that do less per chunk.
 const AHEAD: usize = 4 * CHUNK;
@@ -344,10 +343,10 @@ compiled_for!(Avx2, {
         // holds up's features. `totals` and the task's sums have 32 for each panel.
         unsafe {
             let chunk = scales.sub(SCALES + PANEL);
-            let mut last = [V::Floats::load(to), V::Floats::load(to.add(V::LANES))];
+            let mut last = [V::load(to), V::load(to.add(V::LANES))];
             finish_pair::<V>(task.format, chunk, PANEL, &*before, &sums[..digits_before as usize], &mut last);
-            V::Floats::store(to, last[0]);
-            V::Floats::store(to.add(V::LANES), last[1]);
+            V::store(to, last[0]);
+            V::store(to.add(V::LANES), last[1]);
             task.sums.copy_from_nonoverlapping(totals, task.panels * TILE_COLS);
         }
     }

@@ -8,9 +8,9 @@ use dualgemm_formats::scalar::e2m1::DOUBLED;
 
 use super::digits::{self, DigitBlock, DigitTask};
 use super::vector::{Vector, raw_scale_unit, scale_unit};
+use crate::fetch::AHEAD;
 use crate::isa::Portable;
-use crate::pack::{CHUNK_K, PANEL, UP_CODES};
-use crate::w4a16::portable::{Lanes, scales};
+use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES, unpack_scale};
 
 /// The doubled value of the code in the low four bits, as lanes without tables compute it.
 #[inline(always)]
@@ -34,10 +34,12 @@ fn add_dot(mut sums: [f32; 8], weights: [[f32; 8]; 4], quad: [f32; 4]) -> [f32; 
 }
 
 impl<const FUSED: bool> Vector for Portable<FUSED> {
+    const LANES: usize = 8;
+    const AHEAD: usize = AHEAD;
     type Quads = [[f32; 8]; 4];
     type Quad = [f32; 4];
     type Sums = [f32; 8];
-    type Floats = Lanes<FUSED>;
+    type Floats = [f32; 8];
 
     fn bias_word(_sum: i32) -> i32 {
         0
@@ -63,15 +65,19 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Lanes<FUSED> {
-        // SAFETY: reads the chunk's scales, as this method may.
-        unsafe { scales(chunk, column, format, scale_unit(format)) }
+    unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> [f32; 8] {
+        std::array::from_fn(|feature| {
+            // SAFETY: inside the chunk's 32 scale bytes.
+            let byte = unsafe { *chunk.add(SCALES + column + feature) };
+            unpack_scale(format, byte) * scale_unit(format)
+        })
     }
 
     #[inline(always)]
-    unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> Lanes<FUSED> {
+    unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [f32; 8] {
         // SAFETY: reads the chunk's scales, as this method may.
-        unsafe { scales(chunk, column, format, raw_scale_unit(format)) }
+        let scales = unsafe { Self::scales(chunk, column, format) };
+        scales.map(|scale| scale * (raw_scale_unit(format) / scale_unit(format)))
     }
 
     #[inline(always)]
@@ -91,17 +97,17 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn floats(sums: [f32; 8]) -> Lanes<FUSED> {
-        Lanes(sums)
+    unsafe fn floats(sums: [f32; 8]) -> [f32; 8] {
+        sums
     }
 
     const SCALES_INTEGERS: bool = false;
 
     #[inline(always)]
-    unsafe fn scaled_floats(sums: [f32; 8], scale: *const i32) -> Lanes<FUSED> {
+    unsafe fn scaled_floats(sums: [f32; 8], scale: *const i32) -> [f32; 8] {
         // SAFETY: the trait has `scale` point to a word.
         let scale = f32::from(unsafe { *scale } as i16);
-        Lanes(sums.map(|sum| sum * scale))
+        sums.map(|sum| sum * scale)
     }
 
     type Joined = [f32; 8];
@@ -123,14 +129,42 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn joined_floats(joined: [f32; 8]) -> Lanes<FUSED> {
-        Lanes(joined)
+    unsafe fn joined_floats(joined: [f32; 8]) -> [f32; 8] {
+        joined
     }
 
     #[inline(always)]
     unsafe fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]) {
         // SAFETY: both demand the same of the task and of the blocks.
         unsafe { digits::multiply_blocks::<Self>(task, blocks) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: *const f32) -> [f32; 8] {
+        // SAFETY: the trait has `value` point to an f32.
+        [unsafe { *value }; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> [f32; 8] {
+        // SAFETY: the trait has `from` point to `LANES` values, eight.
+        unsafe { from.cast::<[f32; 8]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: [f32; 8]) {
+        // SAFETY: the trait has `to` point to room for `LANES` values, eight.
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(value) };
     }
 }
 

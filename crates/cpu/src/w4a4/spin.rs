@@ -6,7 +6,6 @@ use super::kernel::STREAMS;
 use super::vector::Vector;
 use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK;
-use crate::w4a16::Vector as _;
 
 /// Turns per call.
 const TURNS: usize = 1024;
@@ -63,12 +62,12 @@ fn multiply_adds<V: Vector>(_: V) -> usize {
     let (values, ones) = (black_box([0.5f32; 8]), black_box([1.0f32; 16]));
     // SAFETY: the token shows that the machine has the instructions; they read one of eight values, and up to 16 ones.
     unsafe {
-        let one = V::Floats::load(ones.as_ptr());
+        let one = V::load(ones.as_ptr());
         let mut sums = [one; CHAINS];
         for turn in 0..TURNS {
-            let value = V::Floats::splat(&values[turn % 8]);
+            let value = V::splat(&values[turn % 8]);
             for sum in &mut sums {
-                *sum = V::Floats::mul_add(*sum, value, one);
+                *sum = V::mul_add(*sum, value, one);
             }
         }
         black_box(sums);
@@ -95,14 +94,14 @@ fn read<V: Vector>(memory: &[f32], _: V) -> usize {
     let (from, stream) = (memory.as_ptr(), memory.len() / LINE / STREAMS);
     // SAFETY: the token shows that the machine has the instructions; each load is inside one of `STREAMS · stream` whole lines.
     unsafe {
-        let one = V::Floats::splat(black_box(&1.0));
+        let one = V::splat(black_box(&1.0));
         let mut sums = [one; 4];
         for line in 0..stream {
             for at in 0..STREAMS {
                 let line = from.add(LINE * (at * stream + line));
                 for at in (0..LINE).step_by(V::LANES) {
                     let sum = &mut sums[at / V::LANES];
-                    *sum = V::Floats::mul_add(V::Floats::load(line.add(at)), one, *sum);
+                    *sum = V::mul_add(V::load(line.add(at)), one, *sum);
                 }
             }
         }

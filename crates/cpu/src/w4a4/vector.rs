@@ -12,7 +12,6 @@ use super::activations::Block;
 use super::digits::{DigitBlock, DigitTask};
 use super::kernel::Pass;
 use crate::pack::{CHUNK_K, SCALE_EXPONENT};
-use crate::w4a16::{self, Vector as _};
 
 /// Added to doubled weights where the hardware wants an unsigned operand.
 pub(super) const BIAS: i8 = 12;
@@ -35,9 +34,9 @@ pub(super) const BIASED: [u8; 16] = {
 /// method says it reads or writes (they need no alignment). `chunk` points to [`CHUNK`](crate::pack::CHUNK) bytes.
 pub(crate) trait Vector: Copy {
     /// Features per vector; divides 16.
-    const LANES: usize = Self::Floats::LANES;
+    const LANES: usize;
     /// How many bytes ahead of their use weights are fetched: [`AHEAD`](crate::fetch::AHEAD) or its like.
-    const AHEAD: usize = Self::Floats::AHEAD;
+    const AHEAD: usize;
     /// Most rows of which two vectors of integers and of sums fit the registers, where it is faster to keep sums there; else 0.
     const ROWS: usize = 0;
     /// Four consecutive weights for each feature.
@@ -46,8 +45,8 @@ pub(crate) trait Vector: Copy {
     type Quad: Copy;
     /// Partial dot products.
     type Sums: Copy;
-    /// f32 by feature. Products of a dot product and scales are exact, so it makes no difference whether sums are fused.
-    type Floats: w4a16::Vector;
+    /// f32 by feature.
+    type Floats: Copy;
 
     /// The word by which [`start`](Self::start) subtracts the bias of the weights; `sum` is the sum of the block's 16
     /// doubled codes.
@@ -133,6 +132,21 @@ pub(crate) trait Vector: Copy {
     /// [`digits::Multiply`](super::digits::Multiply) of `STREAMS` panels or of one. The pointers of the task are valid for its
     /// panels and sums, and each panel has the chunk of every block.
     unsafe fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]);
+
+    /// The f32 at `value`, for every feature.
+    unsafe fn splat(value: *const f32) -> Self::Floats;
+
+    /// Product.
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// `a · b + c`, rounded once where the machine can. It makes no difference in W4A4, where `a · b` is exact.
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// Reads `LANES` values.
+    unsafe fn load(from: *const f32) -> Self::Floats;
+
+    /// Writes `LANES` values.
+    unsafe fn store(to: *mut f32, value: Self::Floats);
 }
 
 /// The factor in [`Vector::scales`]: it undoes the doubling of codes for nvfp4.

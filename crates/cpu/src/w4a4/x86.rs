@@ -138,9 +138,10 @@ pub(super) use in_order;
 /// Implements `Vector` for the token `$isa`.
 macro_rules! x86_vector {
     (
-        $isa:ident, $integers:ty, $floats:ty $(, rows: $rows:literal)?;
+        $isa:ident, lanes: $lanes:literal, $(rows: $rows:literal,)? ahead: $ahead:ident, $integers:ty, $floats:ty;
         weights: $weights:path, scales: $scales:path, raw_scales: $raw_scales:path, bias_word: $bias_word:path;
-        broadcast: $broadcast:path;
+        broadcast: $broadcast:path, splat: $splat:path;
+        mul: $mul:path, mul_add: $mul_add:path, load: $load:path, store: $store:path;
         dots: |$sums:ident, $two:ident, $quad:ident| $add_dots:expr;
         floats: |$dots:ident| $to_floats:expr;
         scaled_floats: $scales_integers:literal, |$scaled:ident, $scale:ident| $to_scaled_floats:expr;
@@ -149,6 +150,8 @@ macro_rules! x86_vector {
         $(first_rows: $first_rows:path;)?
     ) => {
         impl Vector for $isa {
+            const LANES: usize = $lanes;
+            const AHEAD: usize = $ahead;
             $(const ROWS: usize = $rows;)?
             const SCALES_INTEGERS: bool = $scales_integers;
             type Quads = $integers;
@@ -190,6 +193,11 @@ macro_rules! x86_vector {
                 $(fn first_rows(pass: &Pass<Self>, rows: usize, blocks: *const Block, sums: *mut f32) -> usize {
                     $first_rows(pass, rows, blocks, sums)
                 })?
+                fn splat(value: *const f32) -> $floats { $splat(*value) }
+                fn mul(a: $floats, b: $floats) -> $floats { $mul(a, b) }
+                fn mul_add(a: $floats, b: $floats, c: $floats) -> $floats { $mul_add(a, b, c) }
+                fn load(from: *const f32) -> $floats { $load(from) }
+                fn store(to: *mut f32, value: $floats) { $store(to, value) }
             }
         }
     };
