@@ -289,9 +289,9 @@ impl Plan {
                 let options = CpuOptions { isa: Some(isa), threads: Some(threads), ..CpuOptions::default() };
                 Runner::Floats(FloatLinear::new(desc.m, desc.k, options)?)
             }
-            Self::Cpu(plan) => Runner::Cpu(CpuGemm::new(plan, max_groups)?),
+            Self::Cpu(plan) => Runner::Cpu(Box::new(CpuGemm::new(plan, max_groups)?)),
             #[cfg(feature = "cuda")]
-            Self::Gpu { gpu, plan } => Runner::Gpu(GpuRunner::new(gpu.open()?, plan)?),
+            Self::Gpu { gpu, plan } => Runner::Gpu(Box::new(GpuRunner::new(gpu.open()?, plan)?)),
         })
     }
 

@@ -38,12 +38,12 @@ impl<'a, W> Rows<'a, W> {
 #[derive(Debug)]
 pub enum Runner {
     /// On the processor.
-    Cpu(CpuGemm),
+    Cpu(Box<CpuGemm>),
     /// On the processor, by weights in floats.
     Floats(FloatLinear),
     /// On a GPU.
     #[cfg(feature = "cuda")]
-    Gpu(GpuRunner),
+    Gpu(Box<GpuRunner>),
 }
 
 impl Runner {
