@@ -14,7 +14,6 @@ import tempfile
 
 import pytest
 from conftest import dequantized, rel_l2, same_files
-from test_hf import registered  # noqa: F401
 from test_model import SMALL, load, log_probabilities, on_dequantized, saved
 
 import dualgemm
@@ -69,7 +68,7 @@ def both(floats, batches, producer, theirs, ours):
 
 @pytest.mark.parametrize("producer", BY)
 @pytest.mark.parametrize("batches", [[], [IDS[:1], IDS[1:]]], ids=["weights", "calibrated"])
-def test_a_producers_model_is_ours_exact_and_loads_close(tmp_path, producer, batches, registered):  # noqa: F811
+def test_a_producers_model_is_ours_exact_and_loads_close(tmp_path, producer, batches, registered):
     pytest.importorskip(PACKAGES[producer], reason=f"{PACKAGES[producer]} is not installed")
     floats, theirs, ours = (tmp_path / name for name in ("floats", "theirs", "ours"))
     both(saved(transformers.LlamaConfig(**SMALL, intermediate_size=96), floats), batches, producer, theirs, ours)
