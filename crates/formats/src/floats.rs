@@ -120,9 +120,16 @@ impl<'a, T: Clone> Matrix<'a, T> {
     /// The same matrix, owning its elements and nothing between rows.
     pub fn into_owned(self) -> Matrix<'static, T> {
         let Self { rows, cols, .. } = self;
-        let data: Vec<T> = match self.as_dense() {
-            Some(data) => data.to_vec(),
-            None => (0..rows).flat_map(|row| self.row(row)).cloned().collect(),
+        let data: Vec<T> = match (self.as_dense().map(<[T]>::len), self.data) {
+            (Some(len), Cow::Borrowed(data)) => data[..len].to_vec(),
+            (Some(len), Cow::Owned(mut data)) => {
+                data.truncate(len);
+                data
+            }
+            (None, data) => {
+                let starts = (0..rows).map(|row| row * self.row_stride);
+                starts.flat_map(|at| &data[at..at + cols]).cloned().collect()
+            }
         };
         Matrix { rows, cols, row_stride: cols, data: data.into() }
     }
@@ -312,20 +319,12 @@ impl FloatMatrix<'_> {
     /// # Panics
     /// As there.
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> FloatMatrix<'_> {
-        match self {
-            Self::F32(m) => FloatMatrix::F32(m.part(rows, cols)),
-            Self::F16(m) => FloatMatrix::F16(m.part(rows, cols)),
-            Self::Bf16(m) => FloatMatrix::Bf16(m.part(rows, cols)),
-        }
+        match_floats!(self, Self(m) => FloatMatrix: m.part(rows, cols))
     }
 
     /// The same matrix, owning its elements.
     pub fn into_owned(self) -> FloatMatrix<'static> {
-        match self {
-            Self::F32(m) => FloatMatrix::F32(m.into_owned()),
-            Self::F16(m) => FloatMatrix::F16(m.into_owned()),
-            Self::Bf16(m) => FloatMatrix::Bf16(m.into_owned()),
-        }
+        match_floats!(self, Self(m) => FloatMatrix: m.into_owned())
     }
 
     /// Type of the elements.

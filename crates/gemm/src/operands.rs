@@ -386,14 +386,11 @@ impl OutputMut<'_> {
 
     /// Some rows of a C `[m, n]` of floats; none if it is not one or has not those rows.
     pub fn rows(&mut self, rows: Range<usize>, (m, n): (usize, usize)) -> Option<OutputMut<'_>> {
-        fn of<T>(c: &mut [T], rows: Range<usize>, m: usize, n: usize) -> Option<&mut [T]> {
-            c.get_mut(rows.start * n..rows.end * n).filter(|_| rows.end <= m)
+        let (_, len) = self.floats()?;
+        if len != m * n || rows.end > m {
+            return None;
         }
-        Some(match self {
-            Self::F32(c) if c.len() == m * n => OutputMut::F32(of(c, rows, m, n)?),
-            Self::F16(c) if c.len() == m * n => OutputMut::F16(of(c, rows, m, n)?),
-            Self::Bf16(c) if c.len() == m * n => OutputMut::Bf16(of(c, rows, m, n)?),
-            _ => return None,
-        })
+        let values = rows.start * n..rows.end * n;
+        Some(match_floats!(self, Self(c) => OutputMut: c.get_mut(values)?, Self::Nvfp4 { .. } => return None))
     }
 }
