@@ -234,7 +234,7 @@ impl Tile for Config {
         let (ctas, sms) = (grid[0].saturating_mul(grid[1]), kernel.device.info().sm_count);
         let alone = ctas <= sms;
         // CTAs on choices know their weights no sooner than A. If all start at once, A would come behind what all have room for.
-        let together = args.choices.is_some() && ctas <= 2 * sms;
+        let together = args.choices.is_some() && ctas <= self.ctas_per_sm() * sms;
         let first = self.chunks_before_a(alone || together, variant.codes.is_some());
         let list = args.sizes(list, k).u32(first);
         let list = if args.groups.is_some() { list.u32(args.settled.into()) } else { list };

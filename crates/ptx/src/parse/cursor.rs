@@ -270,7 +270,7 @@ impl<'a> Cursor<'a> {
 
     /// Skips what follows `.loc`: a file, a line and a column, and where code is inlined, the same of its caller.
     pub(super) fn skip_location(&mut self) -> Result<(), Error> {
-        (0..3).try_for_each(|_| self.unsigned("a file, a line and a column after `.loc`").map(drop))?;
+        self.skip_place("a file, a line and a column after `.loc`")?;
         if self.accept(',') {
             self.keyword("function_name")?;
             self.word("the label of a function's name")?;
@@ -279,11 +279,13 @@ impl<'a> Cursor<'a> {
             }
             self.expect(',', "before `inlined_at`")?;
             self.keyword("inlined_at")?;
-            (0..3).try_for_each(|_| {
-                self.unsigned("a file, a line and a column after `inlined_at`").map(drop)
-            })?;
+            self.skip_place("a file, a line and a column after `inlined_at`")?;
         }
         Ok(())
+    }
+
+    fn skip_place(&mut self, what: &str) -> Result<(), Error> {
+        (0..3).try_for_each(|_| self.unsigned(what).map(drop))
     }
 
     /// Skips what follows `.file`: a number and a name, and then maybe a time and a size.
